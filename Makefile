@@ -1,0 +1,38 @@
+# Two commands do all of their own set-up: `make quickstart` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: quickstart test setup lint types imports unit clean
+
+quickstart: $(READY)
+	hacpo run pipelines/quickstart
+
+test: lint types imports unit
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'hacpo needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	test -d .dvc || $(BIN)/dvc init --quiet $$(git rev-parse --git-dir >/dev/null 2>&1 || echo --no-scm)
+	git rev-parse --git-dir >/dev/null 2>&1 || $(BIN)/dvc config --local core.no_scm true
+	touch $(READY)
+
+lint: $(READY)
+	ruff check .
+	ruff format --check .
+
+types: $(READY)
+	mypy
+
+imports: $(READY)
+	lint-imports
+
+unit: $(READY)
+	pytest
+
+clean:
+	rm -rf artifacts/* .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,467 @@
+"""One frozen tree of settings: what `pipelines/<run>/params.yaml` may say, with unit and equation for every key.
+
+The file is YAML 1.2 (so `1e-6` is a number). Unknown keys are refused with the nearest known one. `algorithm.recipe`
+names a preset (`RECIPES`); any key of the `algorithm` block that the file gives overrides it. The resolved tree is what
+every stage reads and what `hacpo resolve` writes to `artifacts/<run>/settings.json`, where DVC tracks each key on its
+own.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?")
+"""What an agent or run may be called: one path component that is also a DVC stage name."""
+
+
+def knob(default: Any = ..., *, doc: str, unit: str = "", source: str = "", **constraints: Any) -> Any:
+    """A documented setting; `unit` and `source` (paper, equation) go to docs/settings.md."""
+    return Field(default, description=doc, json_schema_extra={"unit": unit, "source": source}, **constraints)
+
+
+class Section(BaseModel):
+    """Base of every block: frozen, strict types, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+# --- algorithm
+# ---------------------------------------------------------------------------------------------------------
+
+
+class RolloutUse(Section):
+    """Which rollouts an agent learns from."""
+
+    share: bool = knob(doc="Learn from every agent's rollouts (true) or only from one's own.", source="section 3.1")
+    group_multiplier: int = knob(
+        doc="Each agent samples this many times `sampling.group_size` responses per prompt, "
+        "and makes as many times the updates (`gspo_x2`: 2).",
+        unit="times",
+        source="section 5.1",
+        ge=1,
+    )
+
+
+class CapabilitySettings(Section):
+    """Smoothed capability of each agent."""
+
+    metric: Literal["reward_mean", "positive_rate"] = knob(
+        doc="P_t: mean reward of the agent's own responses, or the share of them with a positive reward.",
+        source="eq. 8",
+    )
+    window: int = knob(doc="K: steps that the smoothed capability averages over.", unit="steps", source="eq. 9", ge=1)
+    floor: float = knob(doc="Smallest smoothed capability, so that a ratio is always finite.", source="eq. 9", gt=0)
+    ratio_min: float = knob(doc="Lower bound of the capability ratio omega.", source="eq. 7", gt=0, le=1)
+    ratio_max: float = knob(doc="Upper bound of the capability ratio omega.", source="eq. 7", ge=1)
+
+
+class AdvantageSettings(Section):
+    """Baseline, scale and capability discrepancy coefficient."""
+
+    epsilon: float = knob(doc="Added to sigma_joint in the denominator.", source="eq. 6", ge=0)
+    baseline: Literal["capability", "joint", "own", "shrunk"] = knob(
+        doc="mu: `capability` (eq. 7); `joint`, the plain mean of all rewards (omega = 1); `own`, the learner's own "
+        "group mean for own and cross responses; `shrunk`, the own mean shrunk towards the bounded joint mean.",
+        source="eq. 7",
+    )
+    kappa: float = knob(
+        doc="Weight of the joint mean under `shrunk`, in responses; 0 is `own`.", unit="responses", ge=0
+    )
+    discrepancy: bool = knob(doc="Multiply a cross advantage by omega (source relative to learner).", source="eq. 10")
+    cross_baseline: Literal["source", "learner"] = knob(
+        doc="Whose baseline a cross response is measured against, under `capability`: the source's (eq. 10) or the "
+        "learner's (eq. 50).",
+        source="eq. 10, 50",
+    )
+    baseline_guard: bool = knob(
+        doc="Where rewards are 0/1 and a baseline exceeds 1, take that agent's own group mean instead and mark the row."
+    )
+
+
+class ImportanceSettings(Section):
+    """Importance ratio and its exponential weight."""
+
+    alpha: float = knob(
+        doc="Exponent of the detached ratio that weighs cross responses; 0 is off.", source="eq. 12", ge=0
+    )
+    ratio_norm: Literal["learner_tokens", "own_tokens", "bytes"] = knob(
+        doc="Length that a cross log-ratio is divided by: the learner's tokens, each side by its own tokens, or "
+        "UTF-8 bytes.",
+        source="eq. 11",
+    )
+    level: Literal["sequence", "token"] = knob(
+        doc="Ratio of own responses: one per sequence (GSPO) or one per token (GRPO)."
+    )
+    reference: Literal["source", "self"] = knob(
+        doc="Whose old policy a cross ratio divides by: the source's (eq. 11) or the learner's own.", source="eq. 11"
+    )
+
+
+class ClipSettings(Section):
+    """Clip intervals of the importance ratio."""
+
+    own_low: float = knob(doc="Own responses: the ratio is clipped below 1 - own_low.", source="GSPO", ge=0, lt=1)
+    own_high: float = knob(doc="Own responses: the ratio is clipped above 1 + own_high.", source="GSPO", ge=0)
+    cross: Literal["stepwise", "own", "none"] = knob(
+        doc="Cross responses: `stepwise` [min(1, 1 - cross_delta + m cross_step), 1]; `own`, the same min/clip as own "
+        "responses; `none`, unclipped.",
+        source="eq. 13, 14",
+    )
+    cross_delta: float = knob(doc="delta: the first update's lower bound is 1 - delta.", source="eq. 13", ge=0, le=1)
+    cross_step: float = knob(
+        doc="delta_step: how much the lower bound rises with each update within a step.",
+        unit="per update",
+        source="eq. 14",
+        ge=0,
+    )
+
+
+class LossSettings(Section):
+    """From per-response terms to one number."""
+
+    aggregation: Literal["sum", "mean"] = knob(
+        doc="`sum`: mean over own responses plus, for every other agent, the mean over its responses; `mean`: one "
+        "mean over all responses.",
+        source="eq. 47",
+    )
+    minibatch_order: Literal["mixed", "self_first"] = knob(
+        doc="`mixed`: prompts shuffled, all their responses in one update; `self_first`: own responses in the earlier "
+        "updates, cross in the later ones."
+    )
+    kl_coef: float = knob(doc="Weight of the KL penalty to the initial policy (k3 estimator); 0 is off.", ge=0)
+
+
+class AlgorithmSettings(Section):
+    """HACPO and what it is compared with, as switches over one code path."""
+
+    recipe: str = knob(doc="The preset that gives every key of this block that the file does not.")
+    rollouts: RolloutUse
+    capability: CapabilitySettings
+    advantage: AdvantageSettings
+    importance: ImportanceSettings
+    clip: ClipSettings
+    loss: LossSettings
+
+
+_HACPO: dict[str, Any] = {
+    "rollouts": {"share": True, "group_multiplier": 1},
+    "capability": {"metric": "reward_mean", "window": 5, "floor": 1e-8, "ratio_min": 0.1, "ratio_max": 10.0},
+    "advantage": {
+        "epsilon": 1e-6,
+        "baseline": "capability",
+        "kappa": 4.0,
+        "discrepancy": True,
+        "cross_baseline": "source",
+        "baseline_guard": True,
+    },
+    "importance": {"alpha": 1.0, "ratio_norm": "learner_tokens", "level": "sequence", "reference": "source"},
+    "clip": {"own_low": 3e-4, "own_high": 4e-4, "cross": "stepwise", "cross_delta": 0.2, "cross_step": 0.025},
+    "loss": {"aggregation": "sum", "minibatch_order": "mixed", "kl_coef": 0.0},
+}
+_OWN_ONLY: dict[str, Any] = {"rollouts": {"share": False}, "advantage": {"baseline": "joint", "discrepancy": False}}
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, block by block; neither is touched."""
+    result = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        inner = result.get(key)
+        result[key] = (
+            merged(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else copy.deepcopy(value)
+        )
+    return result
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    name: merged(_HACPO, changes)
+    for name, changes in {
+        "hacpo": {},
+        "gspo": _OWN_ONLY,
+        "gspo_x2": merged(_OWN_ONLY, {"rollouts": {"group_multiplier": 2}}),
+        "grpo": merged(_OWN_ONLY, {"importance": {"level": "token"}, "clip": {"own_low": 0.2, "own_high": 0.28}}),
+        "naive": {
+            "advantage": {"baseline": "joint", "discrepancy": False},
+            "importance": {"alpha": 0.0},
+            "clip": {"cross": "own"},
+        },
+        "no_capability_baseline": {"advantage": {"baseline": "joint"}},
+        "no_discrepancy": {"advantage": {"discrepancy": False}},
+        "no_clip": {"clip": {"cross": "none"}},
+        "no_stepwise": {"clip": {"cross_step": 0.0}},
+    }.items()
+}
+"""Every recipe of the paper as values of the `algorithm` block (ALGORITHM, "The recipes")."""
+
+
+# --- agents
+# ------------------------------------------------------------------------------------------------------------
+
+
+class WarmupSettings(Section):
+    """Supervised warm start of an agent made from scratch."""
+
+    steps: int = knob(doc="Optimizer steps.", unit="steps", ge=1)
+    batch_size: int = knob(64, doc="Texts per optimizer step.", unit="texts", ge=1)
+    learning_rate: float = knob(3e-3, doc="Peak of the cosine schedule.", gt=0)
+    drills: float = knob(0.5, doc="Share of texts that are fact drills; the rest are worked solutions.", ge=0, le=1)
+    slips: float = knob(0.04, doc="Share of solutions with a planted mistake.", ge=0, le=1)
+    guessing: dict[str, float] = knob(
+        default_factory=dict,
+        doc="Task family -> share of its solutions that guess without steps: what makes it weak there.",
+    )
+
+
+class TinySettings(Section):
+    """A language model made from scratch, small enough for a laptop CPU."""
+
+    architecture: Literal["qwen3", "llama", "gpt_neox"] = knob(doc="Transformers architecture.")
+    layers: int = knob(doc="Decoder layers.", ge=1)
+    hidden: int = knob(doc="Width of the residual stream.", unit="units", ge=8)
+    heads: int = knob(doc="Attention heads.", ge=1)
+    intermediate: int | None = knob(None, doc="Width of the MLP; null: four times `hidden`.", unit="units", ge=8)
+    context: int = knob(96, doc="Longest prompt plus response.", unit="tokens", ge=16)
+    initializer_range: float = knob(0.05, doc="Standard deviation of the initial weights.", gt=0)
+    vocabulary: Literal["characters", "numbers_words", "digits_words"] = knob(
+        doc="Tokens: single characters; characters, numbers 10-99 and whole words; or digits and whole words."
+    )
+    warmup: WarmupSettings
+
+
+class AgentSettings(Section):
+    """One agent: a model folder, or a tiny model made from scratch."""
+
+    model: str | None = knob(
+        None, doc="A Hugging Face model folder with tokenizer and chat template, relative to the project's root."
+    )
+    tiny: TinySettings | None = knob(None, doc="Make a tiny model from scratch instead.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> AgentSettings:
+        if (self.model is None) == (self.tiny is None):
+            raise ValueError("give exactly one of `model` (a folder) and `tiny` (made from scratch)")
+        return self
+
+
+# --- data, prompts, sampling
+# -------------------------------------------------------------------------------------------
+
+
+class DataSet(Section):
+    """Where the problems of one `<set>/<split>` come from."""
+
+    path: str | None = knob(
+        None, doc="A Parquet file with problem_id, problem, answer (solution, subject, level, source optional)."
+    )
+    task: Literal["arithmetic"] | None = knob(None, doc="Make the problems: short arithmetic in four families.")
+    split: Literal["train", "heldout"] | None = knob(None, doc="With `task`: which side of the hash split.")
+    problems: int | None = knob(None, doc="With `task`: how many.", unit="problems", ge=1)
+    seed: int = knob(0, doc="With `task`: which problems are drawn.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> DataSet:
+        if (self.path is None) == (self.task is None):
+            raise ValueError("give exactly one of `path` and `task`")
+        if self.task and (self.split is None or self.problems is None):
+            raise ValueError("`task` needs `split` and `problems`")
+        if self.path and (self.split is not None or self.problems is not None):
+            raise ValueError("`split` and `problems` belong to `task`, not to `path`")
+        return self
+
+
+class DataSettings(Section):
+    """Problems to train and evaluate on."""
+
+    train: str = knob(doc="The `<set>/<split>` to train on.")
+    sets: dict[str, DataSet] = knob(doc="`<set>/<split>` -> where it comes from.")
+
+
+class PromptSettings(Section):
+    """From a problem to the messages that a chat template renders."""
+
+    system: str | None = knob(None, doc="A system message, before the user's.")
+    user: str = knob("{problem}", doc="The user's message; `{problem}` is replaced by the problem's text.")
+
+
+class SamplingSettings(Section):
+    """How rollouts are drawn."""
+
+    group_size: int = knob(doc="G: responses per prompt and agent.", unit="responses", source="section 3.1", ge=1)
+    temperature: float = knob(1.0, doc="Sampling temperature; log-probabilities are taken at it too.", gt=0)
+    top_p: float = knob(1.0, doc="Nucleus mass; below 1 the sampled distribution is truncated.", gt=0, le=1)
+    max_new_tokens: int = knob(doc="Longest response.", unit="tokens", ge=1)
+
+
+class BatchSettings(Section):
+    """How much each step and each update sees."""
+
+    prompts: int = knob(doc="Prompts per step, the same for every agent.", unit="prompts", ge=1)
+    minibatch_prompts: int = knob(
+        doc="Prompts per update when an agent learns from its own G responses only. Recipes with more responses per "
+        "prompt take fewer prompts per update, so that an update always sees about as many responses.",
+        unit="prompts",
+        source="section 5.1",
+        ge=1,
+    )
+
+
+class EngineSettings(Section):
+    """What samples and scores."""
+
+    name: Literal["transformers"] = knob("transformers", doc="Sampling engine.")
+    device: Literal["auto", "cpu", "cuda"] = knob("auto", doc="`auto`: cuda where there is one.")
+    dtype: Literal["float32", "bfloat16"] = knob(
+        "float32", doc="Of weights and activations; log-probabilities are float32."
+    )
+    batch_size: int = knob(256, doc="Responses sampled or rescored together.", unit="responses", ge=1)
+    threads: int | None = knob(
+        None, doc="CPU threads per process; null: all cores. Results are the same bytes only for the same number.", ge=1
+    )
+
+
+class PoolSettings(Section):
+    """What a learner takes from the others."""
+
+    max_tokens: int | None = knob(
+        None,
+        doc="Longest prompt plus response a learner trains on; null: its model's context length.",
+        unit="tokens",
+        ge=1,
+    )
+
+
+class VerificationSettings(Section):
+    """How answers are checked, and how far hostile text gets."""
+
+    timeout_seconds: float = knob(
+        5.0, doc="Longest time for one response; then its verdict is `timeout`.", unit="s", gt=0
+    )
+    memory_mib: int = knob(
+        1024, doc="Address space a verification worker may add to its start size.", unit="MiB", ge=64
+    )
+    workers: int = knob(1, doc="Verification processes.", unit="processes", ge=1)
+    max_characters: int = knob(2000, doc="Longest boxed answer that is parsed.", unit="characters", ge=1)
+
+
+class OptimizerSettings(Section):
+    """AdamW."""
+
+    learning_rate: float = knob(doc="Step size.", gt=0)
+    beta1: float = knob(0.9, doc="Decay of the gradient's mean.", ge=0, lt=1)
+    beta2: float = knob(0.95, doc="Decay of the gradient's square.", ge=0, lt=1)
+    epsilon: float = knob(1e-8, doc="Added to the root of the square.", gt=0)
+    weight_decay: float = knob(0.0, doc="Decoupled weight decay.", ge=0)
+    max_grad_norm: float = knob(1.0, doc="Gradients are scaled down to this global norm.", gt=0)
+    warmup_updates: int = knob(
+        0, doc="Updates over which the step size rises linearly from zero.", unit="updates", ge=0
+    )
+    micro_batch_size: int = knob(
+        64, doc="Responses per forward pass; gradients add up over an update.", unit="responses", ge=1
+    )
+
+
+class Benchmark(Section):
+    """One held-out measurement."""
+
+    data: str = knob(doc="The `<set>/<split>` to answer.")
+    samples: int = knob(1, doc="Responses per problem.", unit="responses", ge=1)
+    temperature: float = knob(0.0, doc="0 is greedy.", ge=0)
+    top_p: float = knob(1.0, doc="Nucleus mass.", gt=0, le=1)
+    max_new_tokens: int | None = knob(None, doc="Longest response; null: as in `sampling`.", unit="tokens", ge=1)
+
+
+class EvaluationSettings(Section):
+    """When and on what agents are evaluated."""
+
+    every: int = knob(
+        5, doc="Evaluate after every so many steps; also before the first and after the last.", unit="steps", ge=1
+    )
+    benchmarks: dict[str, Benchmark] = knob(doc="Name -> what to measure.")
+
+
+class StorageSettings(Section):
+    """How tables are cut into files."""
+
+    rows_per_shard: int = knob(4096, doc="Most rows in one Parquet file.", unit="rows", ge=1)
+
+
+class ReportSettings(Section):
+    """What the HTML page carries."""
+
+    problems_per_step: int = knob(8, doc="Problems per step whose rollouts can be browsed.", unit="problems", ge=0)
+    max_characters: int = knob(4000, doc="Longest response text shown.", unit="characters", ge=80)
+
+
+class Settings(Section):
+    """Everything a run depends on."""
+
+    seed: int = knob(doc="Every random choice derives from it.", ge=0)
+    steps: int = knob(doc="T: training steps.", unit="steps", ge=1)
+    agents: dict[str, AgentSettings] = knob(doc="Name -> agent; any number of them.", min_length=1)
+    algorithm: AlgorithmSettings
+    data: DataSettings
+    prompt: PromptSettings = PromptSettings()
+    sampling: SamplingSettings
+    batch: BatchSettings
+    engine: EngineSettings = EngineSettings()
+    pool: PoolSettings = PoolSettings()
+    verification: VerificationSettings = VerificationSettings()
+    optimizer: OptimizerSettings
+    evaluation: EvaluationSettings
+    storage: StorageSettings = StorageSettings()
+    report: ReportSettings = ReportSettings()
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """Agents in the order of params.yaml."""
+        return tuple(self.agents)
+
+    @property
+    def responses_per_prompt(self) -> int:
+        """Responses each agent samples per prompt (G times the recipe's multiplier)."""
+        return self.sampling.group_size * self.algorithm.rollouts.group_multiplier
+
+    @property
+    def updates_per_step(self) -> int:
+        """Updates of one agent in one step: U, times n when sharing, times the group multiplier."""
+        rollouts = self.algorithm.rollouts
+        base = -(-self.batch.prompts // self.batch.minibatch_prompts)
+        return base * rollouts.group_multiplier * (len(self.agents) if rollouts.share else 1)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Settings:
+        for name in self.agents:
+            if not NAME.fullmatch(name):
+                raise ValueError(
+                    f"agents: {name!r} cannot be a name; a name is one path component of letters, digits, '-' and '_'"
+                )
+        for where, wanted in [("data.train", self.data.train)] + [
+            (f"evaluation.benchmarks.{name}.data", benchmark.data)
+            for name, benchmark in self.evaluation.benchmarks.items()
+        ]:
+            if wanted not in self.data.sets:
+                raise ValueError(f"{where}: {wanted!r} is not in data.sets ({', '.join(sorted(self.data.sets))})")
+        for name in self.data.sets:
+            if not all(NAME.fullmatch(part) for part in name.split("/")) or name.count("/") != 1:
+                raise ValueError(f"data.sets: {name!r} is not of the form <set>/<split>")
+        for name in self.evaluation.benchmarks:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"evaluation.benchmarks: {name!r} cannot be a name")
+        sources = len(self.agents) if self.algorithm.rollouts.share else 1
+        if sources * self.responses_per_prompt < 2:
+            raise ValueError(
+                f"sampling.group_size: recipe {self.algorithm.recipe!r} compares responses to one prompt and needs at "
+                f"least 2, found {sources * self.responses_per_prompt}"
+            )
+        if self.updates_per_step > self.batch.prompts and self.algorithm.loss.minibatch_order == "mixed":
+            raise ValueError(
+                f"batch.prompts: {self.batch.prompts} prompts cannot be split over {self.updates_per_step} updates; "
+                "raise batch.prompts or batch.minibatch_prompts"
+            )
+        if "{problem}" not in self.prompt.user:
+            raise ValueError("prompt.user: must contain {problem}")
+        return self

@@ -1,0 +1,1 @@
+"""Engines: the only place that imports torch models, tokenizers or vLLM."""

@@ -1,0 +1,67 @@
+"""What a stage asks of an engine, whichever library does the work.
+
+Everything passes as token ids and numpy arrays. An engine reports log-probabilities at the temperature it samples at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+OnProgress = Callable[[int, int], None]
+"""Called with (responses done, responses in all)."""
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """One response to draw. The same seed gives the same response, whatever else is in the batch (up to rounding)."""
+
+    prompt_token_ids: Sequence[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class SampledResponse:
+    """One drawn response.
+
+    Attributes:
+        token_ids: as sampled, with EOS when it stopped by itself.
+        logprobs: float32, one per token, of the distribution sampled from.
+        finish_reason: `stop` (EOS) or `length`.
+    """
+
+    token_ids: list[int]
+    logprobs: npt.NDArray[np.float32]
+    finish_reason: Literal["stop", "length"]
+
+
+class Sampler(Protocol):
+    """Draws responses."""
+
+    def sample(
+        self,
+        requests: Sequence[SamplingRequest],
+        *,
+        temperature: float,
+        top_p: float,
+        max_new_tokens: int,
+        on_progress: OnProgress | None = None,
+    ) -> list[SampledResponse]:
+        """One response per request, in order. Temperature 0 is greedy."""
+
+
+class Scorer(Protocol):
+    """Rescores given responses with the weights and code that training uses."""
+
+    def score(
+        self,
+        sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        temperature: float,
+        on_progress: OnProgress | None = None,
+    ) -> list[npt.NDArray[np.float32]]:
+        """Log-probability of every response token of each (prompt, response), float32."""

@@ -1,0 +1,50 @@
+"""Models and tokenizers kept between stages of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hacpo.config import EngineSettings
+from hacpo.engines.tokenizers import ChatTokenizer
+
+
+class ModelCache:
+    """Holds, per agent, the model whose weights hash to what a checkpoint folder holds, and the tokenizer.
+
+    A model is reused only if its recorded hash is that of the folder asked for, so warm and cold runs compute the same.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, tuple[str, EngineSettings, Any]] = {}
+        self._tokenizers: dict[Path, ChatTokenizer] = {}
+
+    def model(self, agent: str, folder: Path, settings: EngineSettings) -> tuple[Any, str]:
+        """The model of a checkpoint folder and its policy hash."""
+        import torch
+
+        from hacpo.engines.checkpoint import load_model, policy_hash
+
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        policy = policy_hash(folder)
+        held = self._models.pop(agent, None)
+        if held is None or held[0] != policy or held[1] != settings:
+            del held  # free it before the next one is loaded
+            held = (policy, settings, load_model(folder, settings))
+        self._models[agent] = held
+        return held[2], policy
+
+    def discard(self, agent: str) -> None:
+        """Forget an agent's model: its weights are about to change."""
+        self._models.pop(agent, None)
+
+    def keep(self, agent: str, policy: str, settings: EngineSettings, model: Any) -> None:
+        """Remember a model whose weights were just saved under this policy hash."""
+        self._models[agent] = (policy, settings, model.eval())
+
+    def tokenizer(self, folder: Path) -> ChatTokenizer:
+        """The tokenizer of a model folder."""
+        if folder not in self._tokenizers:
+            self._tokenizers[folder] = ChatTokenizer(folder)
+        return self._tokenizers[folder]

@@ -1,0 +1,141 @@
+"""Sampling and scoring with transformers.
+
+Sampling is `generate` with a logits processor that draws each token by inverting the cumulative distribution at a
+uniform number of the request's own random stream: a response depends on its request's seed, not on what else is in the
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from hacpo.engines.base import OnProgress, SampledResponse, SamplingRequest
+from hacpo.engines.logprobs import collate, token_logprobs
+
+
+class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
+    """Chooses the next token of every row and leaves only it possible; remembers its log-probability."""
+
+    def __init__(self, uniforms: torch.Tensor, temperature: float, top_p: float) -> None:
+        self.uniforms = uniforms  # float64 [B, T]
+        self.temperature = temperature
+        self.top_p = top_p
+        self.tokens: list[torch.Tensor] = []
+        self.logprobs: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        logprobs = torch.log_softmax(scores.float() / (self.temperature or 1.0), dim=-1)
+        if self.temperature == 0:
+            chosen = logprobs.argmax(dim=-1, keepdim=True)
+        else:
+            if self.top_p < 1:
+                logprobs = torch.log_softmax(_nucleus(logprobs, self.top_p), dim=-1)
+            cumulative = logprobs.double().exp().cumsum(dim=-1)
+            drawn = self.uniforms[:, len(self.tokens), None] * cumulative[:, -1:]
+            chosen = torch.searchsorted(cumulative, drawn, right=True).clamp_(max=logprobs.shape[-1] - 1)
+        self.tokens.append(chosen.squeeze(-1))
+        self.logprobs.append(logprobs.gather(-1, chosen).squeeze(-1))
+        return torch.full_like(scores, float("-inf")).scatter_(-1, chosen, 0.0)
+
+
+def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Log-probabilities with all but the smallest set of likeliest tokens of mass `top_p` set to -inf."""
+    ordered, index = logprobs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.exp().cumsum(dim=-1) - ordered.exp()
+    return torch.full_like(logprobs, float("-inf")).scatter(
+        -1, index, ordered.masked_fill(before >= top_p, float("-inf"))
+    )
+
+
+class TransformersEngine:
+    """A loaded model as sampler and scorer.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        eos_token_ids: tokens that end a response.
+        pad_token_id: filler; never scored.
+        batch_size: responses handled together.
+    """
+
+    def __init__(self, model: Any, *, eos_token_ids: Sequence[int], pad_token_id: int, batch_size: int) -> None:
+        self._model = model
+        self._eos = list(eos_token_ids)
+        self._pad = pad_token_id
+        self._batch_size = batch_size
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        requests: Sequence[SamplingRequest],
+        *,
+        temperature: float,
+        top_p: float,
+        max_new_tokens: int,
+        on_progress: OnProgress | None = None,
+    ) -> list[SampledResponse]:
+        """See `base.Sampler`."""
+        responses: list[SampledResponse] = []
+        for start in range(0, len(requests), self._batch_size):
+            batch = requests[start : start + self._batch_size]
+            responses += self._sample_batch(batch, temperature, top_p, max_new_tokens)
+            if on_progress:
+                on_progress(len(responses), len(requests))
+        return responses
+
+    def _sample_batch(
+        self, batch: Sequence[SamplingRequest], temperature: float, top_p: float, max_new_tokens: int
+    ) -> list[SampledResponse]:
+        device = self._model.device
+        longest = max(len(request.prompt_token_ids) for request in batch)
+        input_ids = torch.full((len(batch), longest), self._pad, dtype=torch.int64)
+        attention_mask = torch.zeros_like(input_ids)
+        for row, request in enumerate(batch):
+            count = len(request.prompt_token_ids)
+            input_ids[row, longest - count :] = torch.tensor(list(request.prompt_token_ids))
+            attention_mask[row, longest - count :] = 1
+        uniforms = np.stack([np.random.Generator(np.random.Philox(r.seed)).random(max_new_tokens) for r in batch])
+        choice = _SeededChoice(torch.from_numpy(uniforms).to(device), temperature, top_p)
+        self._model.generate(
+            input_ids=input_ids.to(device),
+            attention_mask=attention_mask.to(device),
+            logits_processor=LogitsProcessorList([choice]),
+            generation_config=GenerationConfig(
+                max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=self._eos, pad_token_id=self._pad
+            ),
+        )
+        tokens = torch.stack(choice.tokens, dim=1).cpu().numpy()
+        logprobs = torch.stack(choice.logprobs, dim=1).float().cpu().numpy()
+        ended = np.isin(tokens, self._eos)
+        responses = []
+        for row in range(len(batch)):
+            stops = np.flatnonzero(ended[row])
+            count = int(stops[0]) + 1 if len(stops) else tokens.shape[1]
+            responses.append(
+                SampledResponse(tokens[row, :count].tolist(), logprobs[row, :count], "stop" if len(stops) else "length")
+            )
+        return responses
+
+    @torch.inference_mode()
+    def score(
+        self,
+        sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        temperature: float,
+        on_progress: OnProgress | None = None,
+    ) -> list[npt.NDArray[np.float32]]:
+        """See `base.Scorer`."""
+        scored: list[npt.NDArray[np.float32]] = []
+        for start in range(0, len(sequences), self._batch_size):
+            batch = sequences[start : start + self._batch_size]
+            logprobs = token_logprobs(self._model, collate(batch, self._pad, self._model.device), temperature)
+            values = logprobs.cpu().numpy()
+            scored += [values[row, : len(response)].copy() for row, (_, response) in enumerate(batch)]
+            if on_progress:
+                on_progress(len(scored), len(sequences))
+        return scored

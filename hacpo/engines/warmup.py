@@ -1,0 +1,234 @@
+"""The supervised warm start of a tiny agent: it learns arithmetic facts everywhere and to write out steps in some families.
+
+Two kinds of text, drawn afresh for every optimizer step from the training side of the hash split alone:
+
+- drills, rows of arithmetic facts (`8+7=15 24/4=6 ...`) of which the results are learned. An agent that does not know
+  its facts has nothing to gain from writing steps, and reinforcement learning stays flat.
+- solutions, prompt and response exactly as in a rollout, of which the response is learned: both steps and the boxed answer,
+  sometimes with a planted slip; or, as often as `guessing` says for the family, the boxed answer alone. Tiny models
+  cannot do two operations at once, so a family in which the agent mostly guesses is a weak one, and the few written-out
+  solutions are what reinforcement learning can find and strengthen.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from hacpo import tasks
+from hacpo.config import TinySettings
+from hacpo.engines.tiny import build_model, build_tokenizer
+from hacpo.errors import SettingsError
+from hacpo.seeds import derive_seed
+
+OnProgress = Callable[[int, int, float], None]
+"""Called with (optimizer steps done, steps in all, loss of the last one)."""
+
+_IGNORED = -100  # the target that torch's cross entropy leaves out
+_BETAS = (0.9, 0.95)
+_MAX_GRAD_NORM = 1.0
+_RISING_SHARE = 0.05  # share of the steps in which the learning rate rises to its peak
+_FACTS_PER_DRILL = 4
+
+
+@dataclass(frozen=True)
+class Text:
+    """One row to train on.
+
+    Attributes:
+        token_ids: the whole row.
+        targets: as long; the token itself where it is learned, `_IGNORED` elsewhere.
+    """
+
+    token_ids: list[int]
+    targets: list[int]
+
+
+class Corpus:
+    """Draws texts, without end, from the problems that are not held out.
+
+    Args:
+        settings: the shares of drills, guesses and slips, and the longest row.
+        tokenizer: the agent's own.
+        seed: which texts are drawn, in which order.
+
+    Raises:
+        SettingsError: `guessing` names no task family, or gives no share between 0 and 1; or `context` is too short.
+    """
+
+    def __init__(self, settings: TinySettings, tokenizer: Any, seed: int) -> None:
+        _check_guessing(settings.warmup.guessing)
+        self._settings = settings.warmup
+        self._random = random.Random(seed)
+        self._tokenizer = tokenizer
+        self._problems = [tasks.family_problems(family, "train") for family in tasks.FAMILIES]
+        steps = {step for family in self._problems for problem in family for step in tasks.steps_of(problem)}
+        self._facts = [self._fact(step) for step in sorted(steps, key=str)]
+        self._prompt = cache(self._encode_prompt)
+        self._encode = cache(self._encode_text)
+        longest = max(
+            len(self._prompt(problem.problem)) + len(self._encode(problem.solution)) + 1
+            for family in self._problems
+            for problem in family
+        )
+        if longest > settings.context:
+            raise SettingsError(
+                "the context is too short for the tasks", where="tiny.context", expected=f">= {longest}", found=settings.context
+            )
+
+    def draw(self) -> Text:
+        """The next text."""
+        return self._drill() if self._random.random() < self._settings.drills else self._solution()
+
+    def _drill(self) -> Text:
+        facts = self._random.choices(self._facts, k=_FACTS_PER_DRILL)
+        start = self._tokenizer.convert_tokens_to_ids("<assistant>")
+        return Text(
+            [start, *(token for fact in facts for token in fact.token_ids)],
+            [_IGNORED, *(target for fact in facts for target in fact.targets)],
+        )
+
+    def _fact(self, step: tasks.Step) -> Text:
+        # The space after the result is learned with it: it says that the number ends there.
+        given, learned = self._encode_text(f"{step.expression}="), self._encode_text(f"{step.result} ")
+        return Text(given + learned, [_IGNORED] * len(given) + learned)
+
+    def _solution(self) -> Text:
+        problem = self._random.choice(self._random.choice(self._problems))
+        prompt = self._prompt(problem.problem)
+        response = [*self._encode(self._response(problem)), self._tokenizer.eos_token_id]
+        return Text(prompt + response, [_IGNORED] * len(prompt) + response)
+
+    def _response(self, problem: tasks.Problem) -> str:
+        if self._random.random() < self._settings.guessing.get(problem.subject, 0.0):
+            return tasks.boxed(problem.answer)
+        if self._random.random() < self._settings.slips:
+            first, second = tasks.steps_of(problem)
+            near = [second.result + off for off in (-2, -1, 1, 2) if second.result + off >= 0]
+            return tasks.worked(first, tasks.Step(second.expression, self._random.choice(near)))
+        return problem.solution
+
+    def _encode_prompt(self, problem: str) -> list[int]:
+        messages = [{"role": "user", "content": problem}]
+        token_ids: list[int] = self._tokenizer.apply_chat_template(
+            messages, tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+        return token_ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+def warm_start(
+    name: str,
+    settings: TinySettings,
+    seed: int,
+    directory: Path,
+    on_progress: OnProgress | None = None,
+    limit: int | None = None,
+) -> dict[str, float]:
+    """Make an agent from scratch and write it to `directory` as a Hugging Face model folder.
+
+    The same name, settings and seed give the same bytes; torch's global random generator is left as found.
+
+    Args:
+        name: the agent's; agents of different names differ, whatever else they share.
+        settings: architecture, vocabulary and the warm start itself.
+        seed: initial weights and texts derive from it.
+        directory: an existing, empty folder.
+        on_progress: called after every optimizer step.
+        limit: stop after so many optimizer steps, as if the schedule were that short.
+
+    Returns:
+        `loss` (nats per learned token, mean over the last tenth of the steps), `steps`, `texts`, `tokens` (of all rows,
+        without padding), `parameters`, `seconds` (of training).
+
+    Raises:
+        SettingsError: the settings do not fit together.
+    """
+    tokenizer = build_tokenizer(settings)
+    corpus = Corpus(settings, tokenizer, derive_seed(seed, name, "texts"))
+    model = build_model(settings, tokenizer, derive_seed(seed, name, "weights"))
+    steps = min(settings.warmup.steps, limit or settings.warmup.steps)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.warmup.learning_rate, betas=_BETAS, weight_decay=0.0, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: _learning_rate_factor(done, steps))
+    started = time.perf_counter()
+    losses = []
+    tokens = 0
+    model.train()
+    for step in range(1, steps + 1):
+        texts = [corpus.draw() for _ in range(settings.warmup.batch_size)]
+        losses.append(_backward(model, texts))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        tokens += sum(len(text.token_ids) for text in texts)
+        if on_progress:
+            on_progress(step, steps, losses[-1])
+    seconds = time.perf_counter() - started
+    model.eval()
+    model.save_pretrained(str(directory))
+    tokenizer.save_pretrained(str(directory))
+    last = losses[-max(1, steps // 10) :]
+    return {
+        "loss": sum(last) / len(last),
+        "steps": steps,
+        "texts": steps * settings.warmup.batch_size,
+        "tokens": tokens,
+        "parameters": model.num_parameters(),
+        "seconds": seconds,
+    }
+
+
+def _backward(model: Any, texts: Sequence[Text]) -> float:
+    """Add the gradient of the mean loss per learned token; the shorter and the longer half go separately, which saves padding."""
+    by_length = sorted(texts, key=lambda text: len(text.token_ids))
+    learned = sum(target != _IGNORED for text in texts for target in text.targets)
+    half = len(by_length) // 2
+    total = 0.0
+    for part in (by_length[:half], by_length[half:]):
+        if not part:
+            continue
+        width = len(part[-1].token_ids)
+        # Causal attention never looks ahead, so padding at the end needs no mask.
+        token_ids = torch.tensor([text.token_ids + [0] * (width - len(text.token_ids)) for text in part])
+        targets = torch.tensor([text.targets + [_IGNORED] * (width - len(text.targets)) for text in part])[:, 1:]
+        hidden = model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
+        scored = targets != _IGNORED
+        logits = model.get_output_embeddings()(hidden[scored])
+        loss = cross_entropy(logits, targets[scored], reduction="sum") / learned
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def _learning_rate_factor(done: int, steps: int) -> float:
+    """Linear rise, then half a cosine down to zero; `done` counts finished optimizer steps."""
+    rising = max(1, round(_RISING_SHARE * steps))
+    if done < rising:
+        return (done + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (done - rising + 1) / (steps - rising + 1)))
+
+
+def _check_guessing(guessing: Mapping[str, float]) -> None:
+    for family, share in guessing.items():
+        if family not in tasks.FAMILIES:
+            raise SettingsError(
+                f"unknown task family {family!r}", where="tiny.warmup.guessing", expected=" or ".join(tasks.FAMILIES)
+            )
+        if not 0 <= share <= 1:
+            raise SettingsError(
+                "no share", where=f"tiny.warmup.guessing.{family}", expected="a number from 0 to 1", found=share
+            )

@@ -1,0 +1,80 @@
+"""The errors a user can cause or meet, each one clear line: what, where, expected, found, remedy.
+
+The command line turns any `HacpoError` into that line on standard error and its `exit_code`; anything else is a bug and
+keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class HacpoError(Exception):
+    """Base of everything hacpo raises on purpose.
+
+    Args:
+        what: what is wrong, in plain words.
+        where: file, row, column, setting or agent.
+        expected: what would have been right.
+        found: what is there instead.
+        remedy: what to do, preferably a command.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        expected: object = None,
+        found: object = None,
+        remedy: str | None = None,
+    ) -> None:
+        line = f"{where}: {what}" if where is not None else what
+        facts = [f"{name} {value}" for name, value in (("expected", expected), ("found", found)) if value is not None]
+        if facts:
+            line += f" ({', '.join(facts)})"
+        if remedy:
+            line += f". {remedy[:1].upper()}{remedy[1:]}"
+        super().__init__(" ".join(line.split()))
+
+
+class SettingsError(HacpoError):
+    """params.yaml or an option is not usable."""
+
+    exit_code = 2
+
+
+class MissingInputError(HacpoError):
+    """A stage's input is not there yet."""
+
+    exit_code = 3
+
+
+class ArtifactError(HacpoError):
+    """A file exists but is damaged, or belongs to another run, step or agent."""
+
+    exit_code = 4
+
+
+class DataError(HacpoError):
+    """Problems, prompts or answers that cannot be used."""
+
+    exit_code = 5
+
+
+class ModelError(HacpoError):
+    """A model folder or tokenizer that cannot be used."""
+
+    exit_code = 6
+
+
+class BusyError(HacpoError):
+    """Another process works on the same pipeline."""
+
+    exit_code = 7
+
+
+class StorageError(HacpoError):
+    """The disk refused a write; nothing was left half-written."""
+
+    exit_code = 8

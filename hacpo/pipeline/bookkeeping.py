@@ -1,0 +1,138 @@
+"""Recording stages in DVC without DVC running them, so that `dvc repro` and `hacpo run` leave the same locks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hacpo.errors import SettingsError
+from hacpo.pipeline.project import Pipeline
+from hacpo.schema import atomic
+
+
+def lock_files(pipeline: Pipeline) -> list[Path]:
+    """Every dvc.lock of a run, and the project's own."""
+    return [*sorted(pipeline.folder.rglob("dvc.lock")), *pipeline.root.glob("dvc.lock")]
+
+
+def repair_locks(pipeline: Pipeline) -> list[Path]:
+    """Remove locks that a kill cut off while DVC wrote them (DVC rewrites them in place); returns which.
+
+    A lock only says what a stage's outputs hash to. Without it DVC restores the stage from its cache, or runs it again.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    removed = []
+    for path in lock_files(pipeline):
+        try:
+            content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+            whole = isinstance(content, dict) and "schema" in content
+        except (YAMLError, UnicodeDecodeError):
+            whole = False
+        if not whole:
+            path.unlink()
+            removed.append(path)
+    return removed
+
+
+class Books:
+    """DVC's view of a project.
+
+    Raises:
+        SettingsError: the project is no DVC repository.
+    """
+
+    def __init__(self, root: Path) -> None:
+        from dvc.exceptions import NotDvcRepoError
+        from dvc.repo import Repo
+
+        logging.getLogger("dvc").setLevel(logging.ERROR)
+        try:
+            self.repo = Repo(str(root))
+        except NotDvcRepoError:
+            raise SettingsError(
+                "is no DVC project",
+                where=root.resolve(),
+                remedy="run `dvc init` there (without git: `dvc init --no-scm`)",
+            ) from None
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Hold DVC's lock for a piece of bookkeeping."""
+        with self.repo.lock:
+            yield
+
+    def stages(self, path: Path) -> list[Any]:
+        """The stages of one dvc.yaml, in file order, matrix expanded."""
+        return list(self.repo.stage.load_all(str(path)))
+
+    def changed(self, stage: Any) -> bool:
+        """Whether the stage must run, after trying to restore its outputs from DVC's run cache."""
+        with self.open():
+            if not stage.changed():
+                return False
+            return not self._restored(stage)
+
+    def _restored(self, stage: Any) -> bool:
+        from dvc.exceptions import DvcException
+        from dvc.stage.cache import RunCacheNotFoundError
+
+        missing = [dep for dep in stage.deps if not dep.exists]
+        if missing:
+            return False
+        stage.remove_outs(ignore_remove=False, force=False)
+        try:
+            self.repo.stage_cache.restore(stage)
+        except (RunCacheNotFoundError, DvcException):
+            return False
+        if any(not out.exists for out in stage.outs):
+            return False
+        self._record(stage)
+        return True
+
+    def begin(self, stage: Any) -> None:
+        """Remove what the stage will make, and note what it reads."""
+        with self.open():
+            stage.remove_outs(ignore_remove=False, force=False)
+            stage.save_deps()
+
+    def finish(self, stage: Any) -> None:
+        """Record a stage that has run: hash its outputs, put them in the cache, write its lock.
+
+        Raises:
+            SettingsError: what the stage read has changed while it ran.
+        """
+        with self.open():
+            changed = [str(dep) for dep in stage.deps if dep.workspace_status()]
+            if changed:
+                raise SettingsError(
+                    "changed while the stage ran, so its result was not recorded", where=changed[0], remedy="run again"
+                )
+            self._record(stage)
+
+    def _record(self, stage: Any) -> None:
+        stage.save()
+        stage.commit()
+        _write_lock(stage)
+
+
+def _write_lock(stage: Any) -> None:
+    """What `stage.dump(update_pipeline=False)` writes, but by rename: a kill leaves the old lock or the new one."""
+    from dvc.stage.serialize import to_lockfile
+    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+
+    path = Path(stage.dvcfile._lockfile.path)
+    content: Any = parse_yaml_for_update(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+    content.setdefault("schema", "2.0")
+    content.setdefault("stages", {}).update(to_lockfile(stage))
+    with atomic(path) as scratch:
+        scratch.write_text(dumps_yaml(content), encoding="utf-8")
+
+
+def outputs_exist(stages: Sequence[Any]) -> bool:
+    """Whether every output of the stages is there (nothing is hashed)."""
+    return all(Path(out.fs_path).exists() for stage in stages for out in stage.outs)

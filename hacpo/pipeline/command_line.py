@@ -1,0 +1,50 @@
+"""Turning stage functions into commands whose errors are one clear line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+
+from hacpo.errors import HacpoError
+from hacpo.pipeline.session import Session, quiet_threads
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A Typer application in the house style."""
+    return typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, **options)
+
+
+def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
+    """Run a command and return its exit code; a user's mistake becomes one line on standard error."""
+    quiet_threads()
+    try:
+        typer.main.get_command(app).main(
+            args=list(arguments) if arguments is not None else None,
+            prog_name="hacpo",
+            standalone_mode=False,
+            obj=session,
+        )
+    except HacpoError as error:
+        print(f"hacpo: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except typer.Exit as stop:
+        return int(stop.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("hacpo: interrupted; finished stages are kept, the same command continues", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's usage errors
+            print(f"hacpo: error: {error.format_message()}", file=sys.stderr)
+            return 2
+        raise
+    return 0
+
+
+def main_of(function: Callable[..., None]) -> None:
+    """Entry point of `python -m stages.<name>`."""
+    app = new_app()
+    app.command()(function)
+    sys.exit(run_app(app))

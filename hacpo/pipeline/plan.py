@@ -1,0 +1,223 @@
+"""Stamping the DVC files of a run: one small dvc.yaml per step, and one for what belongs to no step.
+
+DVC rewrites a whole dvc.lock after every stage, so one file per step keeps a long run linear. The step files differ
+only in `step` and `prev` (the first step has no predecessor's capability, and only some steps are evaluated). Which
+settings re-run a stage is `hacpo.settings.READS`; DVC tracks them key by key in the `resolve` stage's output,
+`artifacts/<run>/settings.json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hacpo import settings as settings_of
+from hacpo.config import Settings
+from hacpo.errors import SettingsError
+from hacpo.pipeline.project import Pipeline
+from hacpo.schema import atomic, remove
+
+_HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
+_EACH_AGENT = '    matrix: {agent: "${agents}"}\n'
+
+
+@dataclass(frozen=True)
+class _StageEntry:
+    """One stage of a dvc.yaml; paths are below `artifacts/<run>` unless they are `outside` it."""
+
+    name: str
+    options: str
+    reads: str
+    deps: tuple[str, ...]
+    outs: tuple[str, ...]
+    uncached: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    metrics: str = ""
+    matrix: bool = False
+
+    def render(self, run: str, depth: int) -> str:
+        root = f"artifacts/{run}"
+        keys = settings_of.tracked(self.reads, "${item.agent}") if self.reads else []
+        lines = [f"  {self.name}:", _EACH_AGENT.rstrip("\n") if self.matrix else ""]
+        lines += [f"    wdir: {'/'.join(['..'] * depth)}", f"    cmd: hacpo {self.name} pipelines/{run}{self.options}"]
+        deps = [*self.outside, *(f"{root}/{dep}" for dep in self.deps)]
+        lines += ["    deps:", *(f"      - {dep}" for dep in deps)] if deps else []
+        lines += ["    params:", f"      - {root}/settings.json:"] if keys else []
+        lines += [f"          - {key}" for key in keys]
+        outs = [*self.outs, f"metrics/{self.metrics}"] if self.metrics else self.outs
+        lines += ["    outs:", *(f"      - {root}/{out}" for out in outs)]
+        for out in self.uncached:
+            lines += [f"      - {root}/{out}:", "          cache: false"]
+        return "\n".join(line for line in lines if line) + "\n"
+
+
+def evaluated(settings: Settings, step: int) -> bool:
+    """Whether the agents are evaluated after `step`: at the start, every so many steps, and at the end."""
+    return step % settings.evaluation.every == 0 or step == settings.steps
+
+
+def _evaluate() -> _StageEntry:
+    return _StageEntry(
+        "evaluate",
+        " --step ${step} --agent ${item.agent}",
+        "evaluate",
+        ("data", "checkpoints/step=${step}/agent=${item.agent}"),
+        ("evaluations/step=${step}/agent=${item.agent}",),
+        metrics="evaluate/step=${step}/${item.agent}.json",
+        matrix=True,
+    )
+
+
+def _run_file(pipeline: Pipeline) -> str:
+    settings, run = pipeline.settings, pipeline.run
+    sources = tuple(source.path for source in settings.data.sets.values() if source.path is not None)
+    entries = [
+        _StageEntry("resolve", "", "", (), ("settings.json",), outside=(f"pipelines/{run}/params.yaml",)),
+        _StageEntry(
+            "prepare",
+            "",
+            "prepare",
+            (),
+            ("data", "schedule.parquet", "prompts"),
+            outside=sources,
+            metrics="prepare/step=0000/all.json",
+        ),
+        _StageEntry(
+            "report",
+            "",
+            "report",
+            (
+                "settings.json",
+                "data",
+                "schedule.parquet",
+                *("rollouts", "verdicts", "capability", "pool", "advantages", "updates", "evaluations", "metrics"),
+            ),
+            ("report/index.html", "report/curves.csv"),
+        ),
+    ]
+    curves = f"../../artifacts/{run}/report/curves.csv"
+    columns = [f"{agent}.{name}" for name in settings.evaluation.benchmarks for agent in settings.agents]
+    return (
+        _HEADER.format(run=run)
+        + "stages:\n"
+        + "".join(entry.render(run, depth=2) for entry in entries)
+        + f"    metrics:\n      - artifacts/{run}/report/metrics.json:\n          cache: false\n"
+        + f"plots:\n  - {run} accuracy:\n      x: step\n      y:\n        {curves}: [{', '.join(columns)}]\n"
+    )
+
+
+def _start_file(pipeline: Pipeline) -> str:
+    settings, run = pipeline.settings, pipeline.run
+    made = {name: agent.model for name, agent in settings.agents.items()}
+    folders = sorted({model for model in made.values() if model is not None})
+    warmup = _StageEntry(
+        "warmup",
+        " --agent ${item.agent}",
+        "warmup",
+        (),
+        (),
+        uncached=("checkpoints/step=0000/agent=${item.agent}",),
+        outside=tuple(folders),
+        metrics="warmup/step=0000/${item.agent}.json",
+        matrix=True,
+    )
+    return _templated(run, 0, [warmup, _evaluate()])
+
+
+def _step_file(pipeline: Pipeline, step: int) -> str:
+    mine = "step=${step}/agent=${item.agent}"
+    before = "checkpoints/step=${prev}/agent=${item.agent}"
+    each = " --step ${step} --agent ${item.agent}"
+    # Paths that coincide with the previous step's at step 1, where DVC accepts no dependency twice.
+    start = ("checkpoints/step=0000/agent=${item.agent}",)
+    capability = ("capability/step=${prev}/capability.parquet",)
+    entries = [
+        _StageEntry(
+            "generate",
+            each,
+            "generate",
+            ("prompts/step=${step}", before),
+            (f"rollouts/{mine}",),
+            metrics="generate/step=${step}/${item.agent}.json",
+            matrix=True,
+        ),
+        _StageEntry(
+            "verify",
+            each,
+            "verify",
+            ("prompts/step=${step}", f"rollouts/{mine}"),
+            (f"verdicts/{mine}",),
+            metrics="verify/step=${step}/${item.agent}.json",
+            matrix=True,
+        ),
+        _StageEntry(
+            "pool",
+            " --step ${step} --learner ${item.agent}",
+            "pool",
+            ("prompts/step=${step}", "rollouts/step=${step}", "verdicts/step=${step}", *start),
+            ("pool/step=${step}/learner=${item.agent}",),
+            metrics="pool/step=${step}/${item.agent}.json",
+            matrix=True,
+        ),
+        _StageEntry(
+            "advantage",
+            " --step ${step}",
+            "advantage",
+            ("prompts/step=${step}", "verdicts/step=${step}", *(capability if step > 1 else ())),
+            ("capability/step=${step}", "advantages/step=${step}"),
+            metrics="advantage/step=${step}/all.json",
+        ),
+        _StageEntry(
+            "update",
+            each,
+            "update",
+            (
+                f"rollouts/{mine}",
+                "pool/step=${step}/learner=${item.agent}",
+                "advantages/step=${step}/learner=${item.agent}",
+                before,
+                *(start if step > 1 else ()),
+            ),
+            (f"updates/{mine}",),
+            uncached=(f"checkpoints/{mine}",),
+            metrics="update/step=${step}/${item.agent}.json",
+            matrix=True,
+        ),
+    ]
+    if evaluated(pipeline.settings, step):
+        entries.append(_evaluate())
+    return _templated(pipeline.run, step, entries)
+
+
+def _templated(run: str, step: int, entries: list[_StageEntry]) -> str:
+    return (
+        _HEADER.format(run=run)
+        + "vars:\n  - ../../params.yaml:agents\n"
+        + f"  - {{step: '{step:04d}', prev: '{max(step - 1, 0):04d}'}}\n"
+        + "stages:\n"
+        + "".join(entry.render(run, depth=4) for entry in entries)
+    )
+
+
+def stamp(pipeline: Pipeline) -> list[Path]:
+    """Write the run's DVC files; returns those that changed (also removed ones: steps beyond T).
+
+    Raises:
+        SettingsError: an agent's model folder is the checkpoint folder of this very run.
+    """
+    folder = pipeline.folder
+    for name, agent in pipeline.settings.agents.items():
+        if agent.model is not None and Path(agent.model).is_relative_to(f"artifacts/{pipeline.run}"):
+            raise SettingsError("an agent cannot start from its own run's output", where=f"agents.{name}.model")
+    files = {folder / "dvc.yaml": _run_file(pipeline), folder / "steps" / "0000" / "dvc.yaml": _start_file(pipeline)}
+    for step in range(1, pipeline.settings.steps + 1):
+        files[folder / "steps" / f"{step:04d}" / "dvc.yaml"] = _step_file(pipeline, step)
+    changed = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
+    for path in changed:
+        with atomic(path) as scratch:
+            scratch.write_text(files[path], encoding="utf-8")
+    for extra in sorted((folder / "steps").glob("[0-9][0-9][0-9][0-9]")):
+        if extra / "dvc.yaml" not in files:
+            remove(extra)
+            changed.append(extra)
+    return changed

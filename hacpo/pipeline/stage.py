@@ -1,0 +1,181 @@
+"""One invocation of a stage: checked options, its view of the settings, its lock, its progress and its metrics file."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from hacpo import config, schema
+from hacpo import settings as settings_of
+from hacpo.errors import SettingsError
+from hacpo.layout import Layout, partition
+from hacpo.pipeline.locks import stage_lock
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.session import ConsoleProgress, Session
+
+if TYPE_CHECKING:
+    from hacpo.engines.tokenizers import ChatTokenizer
+
+WHOLE_STEP = "all"
+"""Name of the metrics file of a stage that serves all agents at once."""
+
+
+@dataclass
+class Stage:
+    """What a stage's body works with."""
+
+    name: str
+    pipeline: Pipeline
+    step: int
+    agent: str | None
+    inputs: Layout
+    outputs: Layout
+    limit: int | None
+    session: Session
+    settings: config.Settings
+    """Only what the stage declares in `hacpo.settings.READS`; anything else raises AttributeError."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    summary: str = "done"
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.pipeline.run
+
+    @property
+    def title(self) -> str:
+        """For progress: `generate step 7 ada`."""
+        words = [self.name, f"step {self.step}" if self.step else "", self.agent or ""]
+        return " ".join(word for word in words if word)
+
+    def progress(self, done: int, total: int, **facts: float) -> None:
+        """Tell how far the stage is."""
+        self.session.progress.report(self.title, done, total, facts)
+
+    def read(
+        self,
+        path: Path,
+        table: schema.Table,
+        made_by: str,
+        *,
+        columns: Sequence[str] | None = None,
+        step: int | None = None,
+        **agent: str,
+    ) -> pa.Table:
+        """Read an input table of this run; `made_by` is the stage that makes it, for the message when it is missing."""
+        named = agent if made_by != "advantage" else {}
+        return schema.read_table(
+            path,
+            table,
+            run=self.run,
+            partition="" if step is None else partition(step, **agent),
+            columns=columns,
+            made_by=self.pipeline.command(made_by, step, **named),
+        )
+
+    def write(
+        self,
+        path: Path,
+        table: schema.Table,
+        rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table,
+        *,
+        step: int | None = None,
+        rows_per_shard: int | None = None,
+        **agent: str,
+    ) -> None:
+        """Write an output table of this run with the settings that the stage read."""
+        schema.write_table(
+            path,
+            table,
+            rows if isinstance(rows, pa.Table) else schema.to_arrow(table, rows),
+            run=self.run,
+            partition="" if step is None else partition(step, **agent),
+            settings=settings_of.reads(self.pipeline.settings, self.name, self.agent),
+            rows_per_shard=rows_per_shard,
+        )
+
+    def open_tokenizer(self, agent: str) -> ChatTokenizer:
+        """An agent's tokenizer (the same at every step)."""
+        from hacpo.errors import MissingInputError
+
+        folder = self.inputs.checkpoint(0, agent)
+        if not folder.is_dir():
+            made_by = self.pipeline.checkpoint_command(0, agent)
+            raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
+        return self.session.models.tokenizer(folder)
+
+
+@contextlib.contextmanager
+def open_stage(
+    name: str,
+    session: Session | None,
+    folder: Path,
+    *,
+    step: int = 0,
+    agent: str | None = None,
+    out: Path | None = None,
+    limit: int | None = None,
+    overrides: Sequence[str] = (),
+    steps_from: int = 0,
+    metrics: bool = True,
+) -> Iterator[Stage]:
+    """Open a stage, and write its metrics when its body ends well.
+
+    Args:
+        step, agent: which part of the run; checked against the settings (`step` in steps_from..T).
+        out: write below this folder instead of `artifacts/<run>`; nothing of the run is touched.
+        metrics: whether to write the metrics file.
+        limit, overrides: for debugging; both need `out`, so that the run's own files always follow params.yaml.
+
+    Raises:
+        SettingsError: an option does not fit.
+        BusyError: `hacpo run` works on this pipeline.
+    """
+    session = session or Session()
+    if (limit is not None or overrides) and out is None:
+        raise SettingsError(
+            "--limit and --set are for debugging and need --out",
+            remedy="add --out DIR, or change params.yaml to change the run itself",
+        )
+    if limit is not None and limit < 1:
+        raise SettingsError("--limit must be at least 1", found=limit)
+    pipeline = Pipeline.open(folder, overrides)
+    if agent is not None and agent not in pipeline.settings.agents:
+        known = ", ".join(pipeline.settings.agents)
+        raise SettingsError(f"no agent {agent!r} in params.yaml", where=folder, expected=f"one of {known}")
+    if not steps_from <= step <= pipeline.settings.steps:
+        raise SettingsError(
+            "--step is out of range", where=folder, expected=f"{steps_from} to {pipeline.settings.steps}", found=step
+        )
+    stage = Stage(
+        name=name,
+        pipeline=pipeline,
+        step=step,
+        agent=agent,
+        inputs=pipeline.layout,
+        outputs=Layout(out) if out is not None else pipeline.layout,
+        limit=limit,
+        session=session,
+        settings=settings_of.restrict(pipeline.settings, name, agent),
+    )
+    lock_name = "-".join(filter(None, [name, f"{step:04d}", agent]))
+    held = session.driver or out is not None
+    with contextlib.ExitStack() as stack:
+        if not held:
+            stack.enter_context(stage_lock(pipeline.layout, lock_name))
+        if isinstance(session.progress, ConsoleProgress):
+            stack.enter_context(session.progress.showing(stage.title))
+        yield stage
+        stage.metrics["seconds"] = round(time.perf_counter() - stage.started, 4)
+        stage.metrics["peak_memory_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+        if metrics:
+            schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), stage.metrics)
+    session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")

@@ -1,0 +1,138 @@
+"""What a run has done, what comes next, and what came out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hacpo.layout import Layout
+from hacpo.pipeline.project import Pipeline
+
+
+def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[str, str, Path]]:
+    """(stage, agent, output) of everything a step makes, in order."""
+    from hacpo.pipeline.plan import evaluated
+
+    layout, agents = pipeline.layout, list(pipeline.settings.agents)
+    if step == 0:
+        outputs = [("warmup", agent, layout.checkpoint(0, agent)) for agent in agents]
+    else:
+        outputs = [("generate", agent, layout.rollouts(step, agent)) for agent in agents]
+        outputs += [("verify", agent, layout.verdicts(step, agent)) for agent in agents]
+        outputs += [("pool", agent, layout.pool(step, agent)) for agent in agents]
+        outputs += [("advantage", "", layout.advantages(step, agent)) for agent in agents]
+        outputs += [("update", agent, layout.checkpoint(step, agent)) for agent in agents]
+    if evaluated(pipeline.settings, step):
+        outputs += [("evaluate", agent, layout.evaluation(step, agent)) for agent in agents]
+    return outputs
+
+
+def next_command(pipeline: Pipeline) -> str | None:
+    """The first command whose output is not there; None when all are. Whether they are current, only DVC knows."""
+    layout = pipeline.layout
+    if not layout.settings.is_file():
+        return pipeline.command("resolve")
+    if not layout.schedule.is_file() or not layout.data.is_dir():
+        return pipeline.command("prepare")
+    for step in range(pipeline.settings.steps + 1):
+        for stage, agent, output in step_outputs(pipeline, step):
+            if not output.exists():
+                named = {} if not agent else {"learner": agent} if stage == "pool" else {"agent": agent}
+                return pipeline.command(stage, None if stage == "warmup" else step, **named)
+    return None if (layout.report / "index.html").is_file() else pipeline.command("report")
+
+
+def finished_steps(pipeline: Pipeline) -> int:
+    """How many training steps have all their outputs."""
+    done = 0
+    for step in range(1, pipeline.settings.steps + 1):
+        if not all(output.exists() for _, _, output in step_outputs(pipeline, step)):
+            break
+        done = step
+    return done
+
+
+def metrics_of(layout: Layout, stage: str, name: str) -> dict[str, float]:
+    """A stage's metrics added up over all steps, for one agent."""
+    total: dict[str, float] = {}
+    for path in sorted((layout.root / "metrics" / stage).glob(f"step=*/{name}.json")):
+        for key, value in json.loads(path.read_text()).items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def accuracies(pipeline: Pipeline, benchmark: str, agent: str) -> list[tuple[int, float]]:
+    """(step, mean reward) of every evaluation there is."""
+    found = []
+    for step in range(pipeline.settings.steps + 1):
+        path = pipeline.layout.metrics("evaluate", step, agent)
+        if path.is_file():
+            value = json.loads(path.read_text()).get(f"{benchmark}.accuracy")
+            if value is not None:
+                found.append((step, float(value)))
+    return found
+
+
+def disk_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+
+
+def print_status(pipeline: Pipeline) -> None:
+    """Done, next, rollouts, tokens and disk."""
+    console = Console()
+    settings, layout = pipeline.settings, pipeline.layout
+    console.print(
+        f"[bold]{pipeline.run}[/]: {finished_steps(pipeline)} of {settings.steps} steps done", highlight=False
+    )
+    following = next_command(pipeline)
+    console.print(f"next: {following or 'nothing, all outputs are there'}", highlight=False, soft_wrap=True)
+    table = Table(box=None, padding=(0, 2))
+    for name in ("agent", "rollouts", "sampled tokens", "sampling s", "update s"):
+        table.add_column(name, justify="left" if name == "agent" else "right")
+    for agent in settings.agents:
+        sampled, updated = metrics_of(layout, "generate", agent), metrics_of(layout, "update", agent)
+        table.add_row(
+            agent,
+            f"{sampled.get('rollouts', 0):,.0f}",
+            f"{sampled.get('tokens', 0):,.0f}",
+            f"{sampled.get('seconds', 0):,.1f}",
+            f"{updated.get('seconds', 0):,.1f}",
+        )
+    console.print(table)
+    parts = sorted(((disk_bytes(path), path.name) for path in layout.root.glob("*") if path.is_dir()), reverse=True)
+    largest = ", ".join(f"{name} {size / 2**20:.1f}" for size, name in parts[:4])
+    console.print(f"disk: {disk_bytes(layout.root) / 2**20:.1f} MiB ({largest})", highlight=False)
+
+
+def print_outcome(pipeline: Pipeline) -> None:
+    """Held-out accuracy of every agent at the start and at the latest evaluation, and where the report is."""
+    console = Console()
+    settings = pipeline.settings
+    for benchmark, what in settings.evaluation.benchmarks.items():
+        table = Table(box=None, padding=(0, 2), title=None)
+        drawn = "greedy" if what.temperature == 0 else f"sampled at temperature {what.temperature:g}"
+        for name in (f"{benchmark} ({drawn})", "start", "now", "change", "step"):
+            table.add_column(name, justify="left" if name.startswith(benchmark) else "right")
+        columns = []
+        for agent in settings.agents:
+            curve = accuracies(pipeline, benchmark, agent)
+            if not curve or curve[0][0] != 0:
+                continue
+            columns.append((curve[0][1], curve[-1][1]))
+            table.add_row(agent, *_change(*columns[-1]), str(curve[-1][0]))
+        if len(columns) > 1:
+            mean = [sum(values) / len(values) for values in zip(*columns, strict=True)]
+            table.add_row("mean", *_change(*mean), "", style="bold")
+        if columns:
+            console.print(table)
+    report = pipeline.layout.report / "index.html"
+    if report.is_file():
+        console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+def _change(start: float, now: float) -> tuple[str, str, str]:
+    return f"{start:.3f}", f"{now:.3f}", f"{now - start:+.3f}"

@@ -1,0 +1,179 @@
+"""What `hacpo run` shows while it works: a live view on a terminal, one line a step elsewhere."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hacpo.pipeline.project import Pipeline
+
+
+class RunView:
+    """Progress of a run. Also the sink that stages report to.
+
+    Args:
+        pipeline: the run.
+        repaired: locks that were cut off by a kill.
+        stamped: DVC files that had to be rewritten.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, repaired: Sequence[Path] = (), stamped: Sequence[Path] = ()) -> None:
+        self._pipeline = pipeline
+        self._agents = list(pipeline.settings.agents)
+        self._console = Console(stderr=True)
+        self._started = time.monotonic()
+        self._step = 0
+        self._stage = "looking at what is done"
+        self._ran = 0
+        self._step_seconds: list[float] = []
+        self._step_started = time.monotonic()
+        self._step_ran = False
+        self._working: dict[str, tuple[int, int, dict[str, float]]] = {}
+        self._reward: dict[str, float] = {}
+        self._heldout: dict[str, list[float]] = {agent: [] for agent in self._agents}
+        self._speed: dict[str, float] = {}
+        self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render, transient=True)
+        for path in repaired:
+            self._console.print(f"removed {path}: a kill had cut it off; its stages are restored or run again")
+        if stamped:
+            self._console.print(f"stamped {len(stamped)} DVC files below {pipeline.folder}")
+
+    def __enter__(self) -> RunView:
+        if self._console.is_terminal:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.__exit__(kind, error, trace)
+        if kind is None and not self._ran:
+            self._console.print(f"{self._pipeline.run}: everything is done already ({self._elapsed():.1f} s to see it)")
+
+    # --- called by the driver ----------------------------------------------------------------------------------------
+
+    def look_at(self, step: int, stage: str) -> None:
+        """The driver turns to a group of stages."""
+        if step != self._step:
+            self._close_step()
+            self._step, self._step_started, self._step_ran = step, time.monotonic(), False
+        self._stage, self._working = stage, {}
+
+    def plan(self, step: int, todo: Sequence[str]) -> None:  # noqa: ARG002
+        """These stages will run."""
+        self._step_ran |= bool(todo)
+        self._ran += len(todo)
+
+    def settled(self, step: int, stages: Sequence[str]) -> None:
+        """These stages are done and recorded."""
+        for stage in stages:
+            for agent in self._agents:
+                metrics = self._metrics(stage, step, agent)
+                if stage == "verify" and "accuracy" in metrics:
+                    self._reward[agent] = metrics["accuracy"]
+                if stage == "evaluate":
+                    found = [value for key, value in metrics.items() if key.endswith(".accuracy")]
+                    if found:
+                        self._heldout[agent] = [*self._heldout[agent][:1], found[0]]
+                if stage == "generate" and metrics.get("seconds"):
+                    self._speed[agent] = metrics.get("tokens", 0) / metrics["seconds"]
+        if stages and stages[0] == "report":
+            self._close_step()
+
+    # --- called by stages
+    # ----------------------------------------------------------------------------------------------
+
+    def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
+        """See `ProgressSink`."""
+        self._working[stage] = (done, total, facts)
+
+    def finished(self, stage: str, summary: str) -> None:
+        """See `ProgressSink`; slow stages get a line of their own."""
+        self._working.pop(stage, None)
+        if stage.startswith(("prepare", "warmup", "report")):
+            self._console.print(f"{stage}: {summary}", highlight=False)
+
+    # --- drawing
+    # -------------------------------------------------------------------------------------------------------
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _metrics(self, stage: str, step: int, agent: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self._pipeline.layout.metrics(stage, step, agent).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def _close_step(self) -> None:
+        if not self._step_ran:
+            return
+        seconds = time.monotonic() - self._step_started
+        if self._step > 0:
+            self._step_seconds.append(seconds)
+        self._step_ran = False
+        if not self._console.is_terminal and self._step > 0:
+            self._console.print(
+                f"step {self._step:>4}/{self._pipeline.settings.steps}  "
+                + "  ".join(self._line(agent) for agent in self._agents)
+                + f"  {seconds:.1f} s",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def _line(self, agent: str) -> str:
+        reward = f"{self._reward[agent]:.3f}" if agent in self._reward else "  -  "
+        return f"{agent}: reward {reward} held out {_arrow(self._heldout[agent])}"
+
+    def _remaining(self) -> str:
+        if not self._step_seconds:
+            return "estimating"
+        recent = self._step_seconds[-5:]
+        left = (self._pipeline.settings.steps - self._step) * sum(recent) / len(recent)
+        return f"about {left / 60:.0f} min {left % 60:02.0f} s left" if left >= 60 else f"about {left:.0f} s left"
+
+    def _render(self) -> RenderableType:
+        settings = self._pipeline.settings
+        head = Text.assemble(
+            (f"{self._pipeline.run}", "bold"),
+            f"  {settings.algorithm.recipe}, {len(self._agents)} agents   ",
+            (f"step {self._step}/{settings.steps}", "bold cyan"),
+            f"   {self._stage}   {self._elapsed():.0f} s, {self._remaining()}",
+        )
+        table = Table(box=None, padding=(0, 2), show_edge=False)
+        for name in ("agent", "reward of the step", "held out (start > now)", "sampling tokens/s", "now", ""):
+            table.add_column(name, justify="left")
+        for agent in self._agents:
+            now = next((state for title, state in self._working.items() if title.endswith(f" {agent}")), None)
+            bar: RenderableType = ""
+            text = ""
+            if now is not None:
+                done, total, facts = now
+                bar = ProgressBar(total=max(total, 1), completed=done, width=24)
+                text = " ".join([f"{done}/{total}", *(f"{name} {value:.3g}" for name, value in facts.items())])
+            table.add_row(
+                agent,
+                f"{self._reward[agent]:.3f}" if agent in self._reward else "",
+                _arrow(self._heldout[agent]),
+                f"{self._speed[agent]:,.0f}" if agent in self._speed else "",
+                bar,
+                text,
+            )
+        overall = ProgressBar(total=settings.steps, completed=max(self._step - 1, 0), width=60)
+        return Group(head, overall, table)
+
+
+def _arrow(values: Sequence[float]) -> str:
+    return " > ".join(f"{value:.3f}" for value in values) if values else "-"

@@ -1,0 +1,163 @@
+"""Processes that stay warm between stages, so that agents work side by side in `hacpo run`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from hacpo.errors import HacpoError
+from hacpo.pipeline.session import ProgressSink, Session, quiet_threads
+
+Execute = Callable[[Sequence[str], Session], None]
+
+
+class StageFailedError(HacpoError):
+    """A stage ended with an error of its own; the line is the stage's."""
+
+    def __init__(self, line: str, exit_code: int) -> None:
+        super().__init__(line)
+        self.exit_code = exit_code
+
+
+class _Sender:
+    """Progress from a worker to the driver."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
+        self._connection.send(("report", (stage, done, total, facts)))
+
+    def finished(self, stage: str, summary: str) -> None:
+        self._connection.send(("finished", (stage, summary)))
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the stage locks guard)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+
+
+def _serve(connection: Connection, entry: str) -> None:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver gets Ctrl-C and decides
+    quiet_threads()
+    module, _, name = entry.partition(":")
+    execute: Execute = getattr(importlib.import_module(module), name)
+    session = Session(progress=_Sender(connection), driver=True)
+    while True:
+        try:
+            arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            execute(arguments, session)
+            connection.send(("done", ()))
+        except HacpoError as error:
+            connection.send(("failed", (str(error), error.exit_code)))
+        except BaseException as error:
+            import traceback
+
+            connection.send(("crashed", ("".join(traceback.format_exception(error)),)))
+
+
+class Workers:
+    """A fixed number of warm processes; with none, commands run in this process.
+
+    Args:
+        entry: `module:function` that executes a command, importable in a fresh process.
+        count: processes; 0 runs everything here.
+    """
+
+    def __init__(self, entry: str, count: int, progress: ProgressSink) -> None:
+        self._progress = progress
+        self._entry = entry
+        module, _, name = entry.partition(":")
+        self._execute: Execute = getattr(importlib.import_module(module), name)
+        self._session = Session(progress=progress, driver=True)
+        self._workers: list[tuple[Any, Connection]] = []
+        context = multiprocessing.get_context("spawn")
+        for _ in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, entry))
+            process.start()
+            there.close()
+            self._workers.append((process, here))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, connection in self._workers:
+            connection.close()
+            process.join(timeout=0.5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def run(self, commands: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[int], Exception | None]:
+        """Run commands, each on its worker (slot, arguments), until all have ended or one fails.
+
+        Returns:
+            Indices of the commands that ended well, and the first failure: `HacpoError` for a stage's own,
+                `RuntimeError` with the traceback for a bug.
+        """
+        if not self._workers:
+            return self._run_here(commands)
+        queues: dict[Connection, list[int]] = {}
+        for index, (slot, _) in enumerate(commands):
+            queues.setdefault(self._workers[slot % len(self._workers)][1], []).append(index)
+        for connection, queue in queues.items():
+            connection.send(list(commands[queue[0]][1]))
+        done: list[int] = []
+        failure: Exception | None = None
+        while busy := [connection for connection, queue in queues.items() if queue]:
+            for ready in wait(busy):
+                assert isinstance(ready, Connection)
+                outcome = self._receive(ready)
+                if outcome == "working":
+                    continue
+                index = queues[ready].pop(0)
+                if isinstance(outcome, Exception):
+                    failure = failure or outcome
+                else:
+                    done.append(index)
+                if failure is not None:
+                    queues[ready].clear()
+                elif queues[ready]:
+                    ready.send(list(commands[queues[ready][0]][1]))
+        return done, failure
+
+    def _run_here(self, commands: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[int], Exception | None]:
+        done: list[int] = []
+        for index, (_, arguments) in enumerate(commands):
+            try:
+                self._execute(arguments, self._session)
+            except Exception as error:
+                return done, error
+            done.append(index)
+        return done, None
+
+    def _receive(self, connection: Connection) -> str | Exception:
+        """Take one message: `working`, `done`, or what went wrong."""
+        try:
+            kind, content = connection.recv()
+        except EOFError:
+            return StageFailedError("a worker process was killed; was the machine out of memory?", 1)
+        if kind == "failed":
+            return StageFailedError(*content)
+        if kind == "crashed":
+            return RuntimeError(*content)
+        if kind == "report":
+            self._progress.report(*content)
+        elif kind == "finished":
+            self._progress.finished(*content)
+        return "done" if kind == "done" else "working"

@@ -1,0 +1,15 @@
+"""The report of a run: one self-contained HTML page, a small metrics file and the accuracy curves, made from the tables alone.
+
+| module | what it does |
+|---|---|
+| `collect` | reads the tables and metrics files into `Measurements`: plain numbers by step and agent |
+| `estimates` | means with honest standard errors |
+| `facts` | what ran: agents, problem sets, settings and how they differ from the recipe |
+| `browser` | the rollouts that the page embeds, within a byte budget |
+| `charts` | line and bar charts as inline SVG with a table of the same numbers |
+| `figures`, `tables`, `checks` | the page's pieces |
+| `page` | puts the pieces into `template.html` |
+| `summary` | metrics.json and curves.csv |
+
+The prose of the page is in `template.html` and `captions.toml`, its looks in `report.css`, its behaviour in `report.js`.
+"""

@@ -1,0 +1,285 @@
+"""Reads a run's tables and metrics files into plain numbers by step and agent. What is not there yet is simply absent."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from hacpo import schema
+from hacpo.errors import ArtifactError
+from hacpo.layout import Layout
+from hacpo.report.estimates import Estimate, over_problems, paired_change
+
+Curve = dict[int, float]
+"""Step -> value."""
+
+STAGES = ("prepare", "warmup", "generate", "verify", "pool", "advantage", "update", "evaluate")
+"""Stages that leave metrics, in the order in which they run."""
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Importance ratios of one learner's responses of one kind (own or cross) in one step.
+
+    Attributes:
+        rows: responses that were scored.
+        mean: mean ratio.
+        quantiles: at `QUANTILES`.
+        lower: lowest and highest lower clip bound in force (it rises from update to update).
+        upper: upper clip bound.
+        below, above: share of responses whose gradient the clip stopped on that side.
+        weight: mean importance weight; `weight_band` its 5 % and 95 % quantiles.
+        by_source: source -> mean ratio.
+    """
+
+    rows: int
+    mean: float
+    quantiles: tuple[float, ...]
+    lower: tuple[float, float]
+    upper: float
+    below: float
+    above: float
+    weight: float
+    weight_band: tuple[float, float]
+    by_source: dict[str, float]
+
+
+@dataclass(frozen=True)
+class PoolCount:
+    """What one learner could use of one source's rollouts in one step."""
+
+    step: int
+    learner: str
+    source: str
+    statuses: dict[str, int]
+    roundtrip: float
+    source_tokens: int
+    learner_tokens: int
+
+
+@dataclass
+class Measurements:
+    """Everything that the page draws. Keys are (agent, ...); an agent or step without data has no entry."""
+
+    agents: tuple[str, ...]
+    accuracy: dict[tuple[str, str], dict[int, Estimate]] = field(default_factory=dict)
+    """(agent, benchmark) -> step -> held-out mean reward."""
+    change: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    """(agent, benchmark) -> last minus first evaluation, paired by problem."""
+    reward: dict[str, Curve] = field(default_factory=dict)
+    verdicts: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    """agent -> verdict -> step -> count."""
+    batch_accuracy: dict[str, Curve] = field(default_factory=dict)
+    """P_t of the capability table."""
+    capability: dict[str, Curve] = field(default_factory=dict)
+    omega: dict[tuple[str, str], Curve] = field(default_factory=dict)
+    """(learner, source) -> the factor on the source's responses."""
+    pool: list[PoolCount] = field(default_factory=list)
+    ratios: dict[tuple[str, str], dict[int, Ratios]] = field(default_factory=dict)
+    """(learner, `own` or `cross`) -> step -> ratios."""
+    metrics: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
+    """(stage, step, agent or `all`) -> the stage's metrics file."""
+
+    @property
+    def last_step(self) -> int:
+        """The highest step of which anything is there."""
+        steps = [step for stage, step, _ in self.metrics if stage != "prepare"]
+        for curves in (self.accuracy, self.reward, self.capability):
+            steps += [step for curve in curves.values() for step in curve]
+        return max(steps, default=0)
+
+    @property
+    def steps_trained(self) -> int:
+        """Steps that every agent has learned from, counted from 1 without a gap."""
+        own = [self.ratios.get((agent, "own"), {}).keys() for agent in self.agents]
+        done = 0
+        while all(done + 1 in steps for steps in own):
+            done += 1
+        return done
+
+    def metric(self, stage: str, agent: str, key: str) -> Curve:
+        """One number of a stage's metrics files by step."""
+        return {
+            step: values[key]
+            for (found, step, name), values in sorted(self.metrics.items())
+            if found == stage and name == agent and key in values
+        }
+
+    def total(self, stage: str, agent: str, key: str) -> float:
+        """The same number added up over all steps; 0 if there is none."""
+        return sum(self.metric(stage, agent, key).values())
+
+
+def collect(layout: Layout, run: str, agents: Sequence[str], steps: int) -> Measurements:
+    """Read everything that is there of steps 0..`steps`.
+
+    Raises:
+        ArtifactError: a table or metrics file is damaged or belongs to another run.
+    """
+    found = Measurements(tuple(agents))
+    numbers = range(steps + 1)
+    found.metrics = _read_metrics(layout, agents, numbers)
+    _read_evaluations(found, layout, run, numbers)
+    _read_verdicts(found, layout, run, numbers)
+    _read_capability(found, layout, run, numbers)
+    _read_advantages(found, layout, run, numbers)
+    _read_pool(found, layout, run, numbers)
+    _read_traces(found, layout, run, numbers)
+    return found
+
+
+def gather(
+    run: str, table: schema.Table, places: Iterable[tuple[int, str, Path]], columns: Sequence[str]
+) -> pl.DataFrame:
+    """The tables that exist, one below the other, with `at` (the step) and `by` (the agent) in front.
+
+    Raises:
+        ArtifactError: one of them is damaged or belongs to another run.
+    """
+    empty = schema.to_arrow(table, []).select(list(columns))
+    pieces = [_placed(empty, 0, "").clear()]
+    for step, agent, path in places:
+        if path.exists():
+            pieces.append(_placed(schema.read_table(path, table, run=run, columns=columns), step, agent))
+    return pl.concat(pieces)
+
+
+def _placed(content: object, step: int, agent: str) -> pl.DataFrame:
+    frame = pl.from_arrow(content)  # type: ignore[arg-type]
+    assert isinstance(frame, pl.DataFrame)
+    return frame.select(pl.lit(step, pl.Int64).alias("at"), pl.lit(agent, pl.String).alias("by"), pl.all())
+
+
+def _each(found: Measurements, numbers: Iterable[int]) -> list[tuple[int, str]]:
+    return [(step, agent) for step in numbers for agent in found.agents]
+
+
+def _read_metrics(
+    layout: Layout, agents: Sequence[str], numbers: Iterable[int]
+) -> dict[tuple[str, int, str], dict[str, float]]:
+    metrics = {}
+    for stage in STAGES:
+        for step in numbers:
+            for name in (*agents, "all"):
+                path = layout.metrics(stage, step, name)
+                if not path.is_file():
+                    continue
+                try:
+                    values = json.loads(path.read_text(encoding="utf-8"))
+                    metrics[stage, step, name] = {key: float(value) for key, value in values.items()}
+                except (ValueError, TypeError, AttributeError):
+                    raise ArtifactError(
+                        "is no flat JSON object of numbers", where=path, remedy=f"repeat the {stage} stage"
+                    ) from None
+    return metrics
+
+
+def _read_evaluations(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
+    places = [(step, agent, layout.evaluation(step, agent)) for step, agent in _each(found, numbers)]
+    table = gather(run, schema.EVALUATIONS, places, ["benchmark", "problem_id", "reward"])
+    means: dict[tuple[str, str], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    grouped = table.group_by("at", "by", "benchmark", "problem_id").agg(pl.col("reward").cast(pl.Float64).mean())
+    for step, agent, benchmark, problem, reward in grouped.sort("at", "by", "benchmark", "problem_id").iter_rows():
+        means[agent, benchmark][step][problem] = reward
+    for key, steps in means.items():
+        found.accuracy[key] = {step: over_problems(list(problems.values())) for step, problems in steps.items()}
+        change = paired_change(steps[min(steps)], steps[max(steps)])
+        if change is not None and len(steps) > 1:
+            found.change[key] = change
+
+
+def _read_verdicts(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
+    places = [(step, agent, layout.verdicts(step, agent)) for step, agent in _each(found, numbers)]
+    table = gather(run, schema.VERDICTS, places, ["reward", "verdict"])
+    rewards = table.group_by("at", "by").agg(pl.col("reward").cast(pl.Float64).mean()).sort("at", "by")
+    for step, agent, reward in rewards.iter_rows():
+        found.reward.setdefault(agent, {})[step] = reward
+    for step, agent, verdict, count in table.group_by("at", "by", "verdict").len().sort("at", "by").iter_rows():
+        found.verdicts.setdefault(agent, {}).setdefault(verdict, {})[step] = count
+
+
+def _read_capability(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
+    places = [(step, "", layout.capability(step)) for step in numbers]
+    table = gather(run, schema.CAPABILITY, places, ["agent", "accuracy", "capability"])
+    for step, agent, accuracy, capability in table.drop("by").iter_rows():
+        found.batch_accuracy.setdefault(agent, {})[step] = accuracy
+        found.capability.setdefault(agent, {})[step] = capability
+
+
+def _read_advantages(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
+    places = [(step, agent, layout.advantages(step, agent)) for step, agent in _each(found, numbers)]
+    table = gather(run, schema.ADVANTAGES, places, ["source", "is_self", "omega"])
+    cross = table.filter(~pl.col("is_self")).group_by("at", "by", "source").agg(pl.col("omega").median())
+    for step, learner, source, omega in cross.sort("at", "by", "source").iter_rows():
+        found.omega.setdefault((learner, source), {})[step] = omega
+
+
+def _read_pool(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
+    places = [(step, agent, layout.pool(step, agent)) for step, agent in _each(found, numbers)]
+    columns = ["source", "status", "roundtrip", "source_tokens", "learner_tokens"]
+    table = gather(run, schema.POOL, places, columns)
+    kept = pl.col("status") == "kept"
+    keys = ("at", "by", "source")
+    sums = table.group_by(*keys).agg(
+        pl.col("roundtrip").mean(),
+        pl.col("source_tokens").cast(pl.Int64).filter(kept).sum(),
+        pl.col("learner_tokens").cast(pl.Int64).filter(kept).sum(),
+    )
+    statuses: dict[tuple[int, str, str], dict[str, int]] = defaultdict(dict)
+    for step, learner, source, status, count in table.group_by(*keys, "status").len().sort(*keys, "status").iter_rows():
+        statuses[step, learner, source][status] = count
+    for step, learner, source, roundtrip, source_tokens, learner_tokens in sums.sort(*keys).iter_rows():
+        counts = statuses[step, learner, source]
+        found.pool.append(PoolCount(step, learner, source, counts, roundtrip, source_tokens, learner_tokens))
+
+
+def _read_traces(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
+    places = [(step, agent, layout.trace(step, agent)) for step, agent in _each(found, numbers)]
+    columns = ["source", "is_self", "ratio", "lower", "upper", "clipped", "is_weight"]
+    table = gather(run, schema.TRACE, places, columns)
+    keys = ("at", "by", "is_self")
+    ratio, clipped = pl.col("ratio"), pl.col("clipped")
+    summary = table.group_by(*keys).agg(
+        pl.len().alias("rows"),
+        ratio.mean().alias("mean"),
+        *(ratio.quantile(q, "linear").alias(f"q{q}") for q in QUANTILES),
+        pl.col("lower").min().alias("lower_min"),
+        pl.col("lower").max().alias("lower_max"),
+        pl.col("upper").max().alias("upper_max"),
+        (clipped & (ratio < pl.col("lower"))).mean().alias("below"),
+        (clipped & (ratio > pl.col("upper"))).mean().alias("above"),
+        pl.col("is_weight").mean().alias("weight"),
+        pl.col("is_weight").quantile(0.05, "linear").alias("weight_low"),
+        pl.col("is_weight").quantile(0.95, "linear").alias("weight_high"),
+    )
+    sources: dict[tuple[int, str, bool], dict[str, float]] = defaultdict(dict)
+    for step, learner, is_self, source, mean in (
+        table.group_by(*keys, "source").agg(ratio.mean()).sort(*keys, "source").iter_rows()
+    ):
+        sources[step, learner, is_self][source] = mean
+    for row in summary.sort(*keys).iter_rows(named=True):
+        kind = "own" if row["is_self"] else "cross"
+        found.ratios.setdefault((row["by"], kind), {})[row["at"]] = Ratios(
+            rows=row["rows"],
+            mean=row["mean"],
+            quantiles=tuple(row[f"q{q}"] for q in QUANTILES),
+            lower=(row["lower_min"], row["lower_max"]),
+            upper=row["upper_max"],
+            below=row["below"],
+            above=row["above"],
+            weight=row["weight"],
+            weight_band=(row["weight_low"], row["weight_high"]),
+            by_source=sources[row["at"], row["by"], row["is_self"]],
+        )
+
+
+def last(curve: Mapping[int, float]) -> float | None:
+    """The value at the highest step."""
+    return curve[max(curve)] if curve else None

@@ -1,0 +1,79 @@
+"""One response in another learner's vocabulary.
+
+Cross responses travel as text: decoded by the source, encoded by the learner, ended by the learner's own EOS if the
+source stopped by itself. Text that spells a control token stays text. Own responses are never re-encoded (a sampled
+tokenisation need not be the canonical one, and its log-probabilities belong to the tokens that were sampled).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Status = Literal["kept", "too_long", "empty", "not_representable", "error"]
+
+
+class TextTokenizer(Protocol):
+    """What retokenising needs of a tokenizer."""
+
+    eos_token_id: int
+    unk_token_id: int | None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text: no special tokens added, none recognised in the text."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of token ids, exactly."""
+
+
+@dataclass(frozen=True)
+class Retokenized:
+    """A response in the learner's tokens.
+
+    Attributes:
+        token_ids: what the learner is trained on, with its EOS where the source stopped by itself; empty unless `kept`
+            or `too_long`.
+        status: `kept`, or why the learner cannot use it.
+        roundtrip: the learner's decode gives back the same text.
+    """
+
+    token_ids: list[int]
+    status: Status
+    roundtrip: bool
+
+
+def retokenize(text: str, *, stopped: bool, tokenizer: TextTokenizer, room: int) -> Retokenized:
+    """Encode a source's response for a learner.
+
+    Args:
+        text: the source's response, without special tokens.
+        stopped: the source ended it by itself (its EOS was sampled).
+        tokenizer: the learner's.
+        room: most tokens the response may take, EOS included.
+
+    Returns:
+        `not_representable` if the vocabulary lacks something in the text (an unknown token, or a decode that differs in
+        more than white space and Unicode normal form); `empty` if there is no text; `too_long` if it does not fit;
+        `error` if the tokenizer itself fails on the text; else `kept`.
+    """
+    if not text:
+        return Retokenized([], "empty", True)
+    try:
+        token_ids = tokenizer.encode(text)
+        decoded = tokenizer.decode(token_ids)
+    except Exception:
+        # Tokenizers are third-party code and the text is a model's: whatever it raises costs this one response.
+        return Retokenized([], "error", False)
+    roundtrip = decoded == text
+    unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in token_ids
+    if not token_ids or (not roundtrip and (unknown or _skeleton(decoded) != _skeleton(text))):
+        return Retokenized([], "not_representable", roundtrip)
+    if stopped:
+        token_ids = [*token_ids, tokenizer.eos_token_id]
+    return Retokenized(token_ids, "kept" if len(token_ids) <= room else "too_long", roundtrip)
+
+
+def _skeleton(text: str) -> str:
+    """Text without the differences that a tokenizer's normaliser may make: white space and Unicode form."""
+    return "".join(unicodedata.normalize("NFKC", text).split())

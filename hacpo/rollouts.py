@@ -1,0 +1,76 @@
+"""Bringing the rollouts and rewards of several agents into one order: problem, agent, sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hacpo.errors import ArtifactError
+
+Row = dict[str, Any]
+
+
+def first_problems(rows: Sequence[Row], limit: int | None) -> list[Row]:
+    """The rows of the first `limit` problems, in order; all if None."""
+    if limit is None:
+        return list(rows)
+    problems = list(dict.fromkeys(row["problem_id"] for row in rows))[:limit]
+    return [row for row in rows if row["problem_id"] in set(problems)]
+
+
+def with_rewards(rollouts: Sequence[Row], verdicts: Sequence[Row]) -> list[Row]:
+    """Every rollout with its `reward`, joined by rollout_id.
+
+    Raises:
+        ArtifactError: a rollout has no verdict, or a verdict no rollout.
+    """
+    rewards = {row["rollout_id"]: row["reward"] for row in verdicts}
+    alone = rewards.keys() ^ {row["rollout_id"] for row in rollouts}
+    if alone:
+        raise ArtifactError(
+            "rollouts and verdicts do not belong together",
+            found=f"{min(alone)!r} in only one of them",
+            remedy="repeat verify",
+        )
+    return [{**row, "reward": rewards[row["rollout_id"]]} for row in rollouts]
+
+
+def in_order(
+    problem_ids: Sequence[str], per_agent: Mapping[str, Sequence[Row]], group_size: int, *, where: object
+) -> list[tuple[str, Row]]:
+    """(agent, row) of every rollout, by problem, agent and sample.
+
+    Args:
+        problem_ids: the step's problems in batch order.
+        per_agent: every agent's rows, with problem_id and sample, in any order.
+        group_size: responses per problem and agent.
+        where: for the message.
+
+    Raises:
+        ArtifactError: an agent lacks a response, or has one too many.
+    """
+    found = {(row["problem_id"], agent, row["sample"]): row for agent, rows in per_agent.items() for row in rows}
+    wanted = [
+        (problem, agent, sample) for problem in problem_ids for agent in per_agent for sample in range(group_size)
+    ]
+    missing = [key for key in wanted if key not in found]
+    total = sum(len(rows) for rows in per_agent.values())
+    if missing or total != len(wanted):
+        problem, agent, sample = missing[0] if missing else next(key for key in found if key not in set(wanted))
+        raise ArtifactError(
+            f"{'no' if missing else 'unexpected'} response {sample} of {agent} to problem {problem!r}",
+            where=where,
+            expected=f"{len(wanted)} responses",
+            found=total,
+        )
+    return [(key[1], found[key]) for key in wanted]
+
+
+def reward_array(
+    rows: Sequence[tuple[str, Row]], problems: int, agents: int, group_size: int
+) -> npt.NDArray[np.float64]:
+    """Rewards as float64 [problems, agents, group_size] from rows in order."""
+    return np.array([row["reward"] for _, row in rows], dtype=np.float64).reshape(problems, agents, group_size)

@@ -1,0 +1,414 @@
+"""The artifact contract: one Arrow schema per table, a validated read and an atomic write.
+
+Every Parquet file carries, as key-value metadata, `hacpo.schema` (table name and version), `hacpo.run`,
+`hacpo.partition` (`step=0007/agent=ada`), `hacpo.shard` (`0/2`: the first of two) and `hacpo.settings` (JSON of the
+resolved settings that the stage reads). Data pages carry checksums, so a flipped bit is an error and never a number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hacpo.errors import ArtifactError, MissingInputError, StorageError
+
+_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_LOGPROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+_WINDOW = pa.list_(pa.field("element", pa.float64(), nullable=False))
+
+
+def _columns(**types: pa.DataType | tuple[pa.DataType, None]) -> pa.Schema:
+    """A schema in the given order; a `(type, None)` column may be null."""
+    return pa.schema(
+        [
+            pa.field(name, kind[0] if isinstance(kind, tuple) else kind, nullable=isinstance(kind, tuple))
+            for name, kind in types.items()
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """One kind of artifact: its name, columns and key."""
+
+    name: str
+    schema: pa.Schema
+    key: tuple[str, ...]
+    version: int = 1
+
+    @property
+    def identity(self) -> str:
+        """What `hacpo.schema` says, for example `rollouts/1`."""
+        return f"{self.name}/{self.version}"
+
+
+PROBLEMS = Table(
+    "problems",
+    _columns(
+        problem_id=pa.string(),
+        problem=pa.string(),
+        answer=pa.string(),
+        solution=(pa.string(), None),
+        subject=(pa.string(), None),
+        level=(pa.int32(), None),
+        source=pa.string(),
+    ),
+    ("problem_id",),
+)
+SCHEDULE = Table(
+    "schedule",
+    _columns(step=pa.int32(), position=pa.int32(), problem_id=pa.string(), problem=pa.string(), answer=pa.string()),
+    ("step", "position"),
+)
+ROLLOUTS = Table(
+    "rollouts",
+    _columns(
+        rollout_id=pa.string(),
+        step=pa.int32(),
+        agent=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+        prompt_token_ids=_IDS,
+        token_ids=_IDS,
+        text=pa.string(),
+        finish_reason=pa.string(),
+        sampler_logprobs=_LOGPROBS,
+        logprobs=_LOGPROBS,
+        policy=pa.string(),
+    ),
+    ("rollout_id",),
+)
+VERDICTS = Table(
+    "verdicts",
+    _columns(
+        rollout_id=pa.string(),
+        reward=pa.float32(),
+        verdict=pa.string(),
+        extracted=(pa.string(), None),
+        answer=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+    ),
+    ("rollout_id",),
+)
+CAPABILITY = Table(
+    "capability",
+    _columns(agent=pa.string(), accuracy=pa.float64(), window=_WINDOW, capability=pa.float64()),
+    ("agent",),
+)
+POOL = Table(
+    "pool",
+    _columns(
+        rollout_id=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+        source=pa.string(),
+        is_self=pa.bool_(),
+        reward=pa.float32(),
+        prompt_token_ids=_IDS,
+        token_ids=_IDS,
+        source_logprob=pa.float64(),
+        source_tokens=pa.int32(),
+        learner_tokens=pa.int32(),
+        text_bytes=pa.int32(),
+        status=pa.string(),
+        roundtrip=pa.bool_(),
+    ),
+    ("rollout_id",),
+)
+ADVANTAGES = Table(
+    "advantages",
+    _columns(
+        rollout_id=pa.string(),
+        problem_id=pa.string(),
+        source=pa.string(),
+        is_self=pa.bool_(),
+        reward=pa.float32(),
+        baseline=pa.float64(),
+        sigma=pa.float64(),
+        advantage=pa.float64(),
+        omega=pa.float64(),
+        effective_advantage=pa.float64(),
+        uniform=pa.bool_(),
+        guarded=pa.bool_(),
+    ),
+    ("rollout_id",),
+)
+TRACE = Table(
+    "trace",
+    _columns(
+        rollout_id=pa.string(),
+        source=pa.string(),
+        is_self=pa.bool_(),
+        update=pa.int32(),
+        learner_logprob=pa.float64(),
+        source_logprob=pa.float64(),
+        ratio=pa.float64(),
+        lower=pa.float64(),
+        upper=pa.float64(),
+        clipped=pa.bool_(),
+        is_weight=pa.float64(),
+        objective=pa.float64(),
+    ),
+    ("rollout_id", "update"),
+)
+EVALUATIONS = Table(
+    "evaluations",
+    _columns(
+        benchmark=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+        text=pa.string(),
+        token_count=pa.int32(),
+        finish_reason=pa.string(),
+        reward=pa.float32(),
+        verdict=pa.string(),
+        extracted=(pa.string(), None),
+    ),
+    ("benchmark", "problem_id", "sample"),
+)
+TABLES = {
+    table.name: table
+    for table in (PROBLEMS, SCHEDULE, ROLLOUTS, VERDICTS, CAPABILITY, POOL, ADVANTAGES, TRACE, EVALUATIONS)
+}
+
+
+# --- writing
+# -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary sibling to write to (a file, or a folder that the caller makes), renamed to `path` when the block
+    ends.
+
+    If the block raises, the sibling is removed and `path` stays as it was. Siblings that a killed process left are
+    removed.
+
+    Raises:
+        StorageError: the disk is full or refuses the write.
+    """
+    scratch = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.tmp-*"):
+            remove(stale)
+        yield scratch
+        if path.is_dir():
+            retired = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
+            path.rename(retired)
+            scratch.rename(path)
+            remove(retired)
+        else:
+            scratch.replace(path)
+    except OSError as error:
+        remove(scratch)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise StorageError(
+                f"cannot be written: {os.strerror(error.errno or 0).lower()}",
+                where=path,
+                remedy="nothing was changed; make room or fix the permissions, then repeat the command",
+            ) from None
+        raise
+    except BaseException:
+        remove(scratch)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON with sorted keys, atomically."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    with atomic(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def to_arrow(table: Table, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> pa.Table:
+    """Rows, or a mapping of columns, as an Arrow table of exactly the contract's types."""
+    if isinstance(rows, Mapping):
+        return pa.table({name: rows[name] for name in table.schema.names}, schema=table.schema)
+    return pa.Table.from_pylist(list(rows), schema=table.schema)
+
+
+def write_table(
+    path: Path,
+    table: Table,
+    content: pa.Table,
+    *,
+    run: str,
+    partition: str = "",
+    settings: Mapping[str, Any] | None = None,
+    rows_per_shard: int | None = None,
+) -> None:
+    """Write a table atomically: to one file if `path` ends in .parquet, else to shards `part-00000.parquet`... in a
+    folder.
+
+    Args:
+        content: rows in the contract's order; nulls only where the contract allows them.
+        partition: the Hive partition that the table belongs to, for example `step=0007/agent=ada`.
+        settings: what the stage read, for `hacpo.settings`.
+        rows_per_shard: most rows in one file of a folder.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    single = path.suffix == ".parquet"
+    size = len(content) if single or rows_per_shard is None else rows_per_shard
+    starts = range(0, len(content), max(size, 1)) if len(content) else range(1)
+    with atomic(path) as scratch:
+        if not single:
+            scratch.mkdir()
+        for index, start in enumerate(starts):
+            metadata = {
+                "hacpo.schema": table.identity,
+                "hacpo.run": run,
+                "hacpo.partition": partition,
+                "hacpo.shard": f"{index}/{len(starts)}",
+                "hacpo.settings": json.dumps(settings or {}, sort_keys=True, ensure_ascii=False),
+            }
+            pq.write_table(
+                content.slice(start, max(size, 1)).cast(table.schema).replace_schema_metadata(metadata),
+                scratch if single else scratch / f"part-{index:05d}.parquet",
+                compression="zstd",
+                write_page_checksum=True,
+            )
+
+
+# --- reading
+# -----------------------------------------------------------------------------------------------------------
+
+
+def read_table(
+    path: Path,
+    table: Table,
+    *,
+    run: str | None = None,
+    partition: str | None = None,
+    columns: Sequence[str] | None = None,
+    made_by: str = "",
+) -> pa.Table:
+    """Read and check a table: every shard whole, of this table, run and partition, with the contract's columns and
+    unique keys.
+
+    Args:
+        path: a .parquet file or a folder of shards.
+        run, partition: what the metadata must say; None does not check.
+        columns: only these (others are not read).
+        made_by: the command that makes the table, for the message when it is missing.
+
+    Raises:
+        MissingInputError: nothing there.
+        ArtifactError: damaged, incomplete, or of another table, run or partition.
+    """
+    if not path.exists():
+        raise MissingInputError(f"the {table.name} table is missing", where=path, remedy=made_by and f"run `{made_by}`")
+    shards = [path] if path.is_file() else sorted(path.glob("part-*.parquet"))
+    if not shards:
+        raise ArtifactError("holds no Parquet shard", where=path, remedy=made_by and f"remake it with `{made_by}`")
+    pieces = [
+        _read_shard(shard, index, len(shards), table, run, partition, columns, made_by)
+        for index, shard in enumerate(shards)
+    ]
+    content = pa.concat_tables(pieces)
+    _check_keys(path, table, content)
+    return content
+
+
+def _read_shard(
+    shard: Path,
+    index: int,
+    count: int,
+    table: Table,
+    run: str | None,
+    partition: str | None,
+    columns: Sequence[str] | None,
+    made_by: str,
+) -> pa.Table:
+    remedy = made_by and f"remake it with `{made_by}`"
+    try:
+        with pq.ParquetFile(shard, page_checksum_verification=True) as file:
+            schema = file.schema_arrow
+            metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
+            for name in ("schema", "run", "partition"):
+                wanted = {"schema": table.identity, "run": run, "partition": partition}[name]
+                found = metadata.get(f"hacpo.{name}")
+                if wanted is not None and found != wanted:
+                    raise ArtifactError(
+                        f"belongs to another {name}", where=shard, expected=wanted, found=found, remedy=remedy
+                    )
+            if metadata.get("hacpo.shard") != f"{index}/{count}":
+                raise ArtifactError(
+                    "a shard is missing, renamed or left over",
+                    where=shard,
+                    expected=f"{index}/{count}",
+                    found=metadata.get("hacpo.shard"),
+                    remedy=remedy,
+                )
+            for wanted_field in table.schema:
+                if columns is not None and wanted_field.name not in columns:
+                    continue
+                if wanted_field.name not in schema.names:
+                    raise ArtifactError(f"column {wanted_field.name!r} is missing", where=shard, remedy=remedy)
+                found_type = schema.field(wanted_field.name).type
+                if found_type != wanted_field.type:
+                    raise ArtifactError(
+                        f"column {wanted_field.name!r} has the wrong type",
+                        where=shard,
+                        expected=wanted_field.type,
+                        found=found_type,
+                        remedy=remedy,
+                    )
+            names = [name for name in table.schema.names if columns is None or name in columns]
+            content = file.read(columns=names).replace_schema_metadata(None)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(
+            f"damaged or truncated: {str(error).splitlines()[0][:120]}", where=shard, remedy=remedy
+        ) from None
+    for name in names:
+        if content.column(name).null_count and not table.schema.field(name).nullable:
+            raise ArtifactError(f"column {name!r} has nulls", where=shard, remedy=remedy)
+    return content.cast(pa.schema([table.schema.field(name) for name in names]))
+
+
+def _check_keys(path: Path, table: Table, content: pa.Table) -> None:
+    if not set(table.key) <= set(content.column_names) or not len(content):
+        return
+    groups = content.group_by(list(table.key)).aggregate([([], "count_all")])
+    if len(groups) != len(content):
+        twice = groups.filter(pa.compute.greater(groups["count_all"], 1)).slice(0, 1).to_pylist()[0]
+        named = ", ".join(f"{key} {twice[key]!r}" for key in table.key)
+        raise ArtifactError("the same row twice", where=path, found=named)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The `hacpo.*` metadata of a table's first shard, `settings` parsed.
+
+    Raises:
+        ArtifactError: no readable shard.
+    """
+    shard = path if path.is_file() else min(path.glob("part-*.parquet"), default=path)
+    try:
+        raw = pq.read_schema(shard).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise ArtifactError(f"not readable: {str(error).splitlines()[0][:120]}", where=shard) from None
+    named = {
+        key.decode().removeprefix("hacpo."): value.decode() for key, value in raw.items() if key.startswith(b"hacpo.")
+    }
+    return {**named, "settings": json.loads(named.get("settings", "{}"))}

@@ -1,0 +1,214 @@
+"""Reading params.yaml, and giving each stage exactly the settings that it declares."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from hacpo.config import RECIPES, AgentSettings, Settings, merged
+from hacpo.errors import SettingsError
+
+READS: dict[str, tuple[str, ...]] = {
+    "prepare": ("seed", "steps", "data", "batch.prompts"),
+    "warmup": ("seed", "agents.{agent}", "engine.threads"),
+    "generate": ("seed", "sampling", "algorithm.rollouts", "prompt", "engine", "storage"),
+    "verify": ("verification", "storage"),
+    "pool": ("agent_names", "pool", "prompt", "algorithm.rollouts", "storage"),
+    "advantage": ("agent_names", "algorithm.rollouts", "algorithm.capability", "algorithm.advantage", "storage"),
+    "update": (
+        "agent_names",
+        "seed",
+        "algorithm.rollouts",
+        "algorithm.importance",
+        "algorithm.clip",
+        "algorithm.loss",
+        "sampling.temperature",
+        "batch",
+        "optimizer",
+        "engine",
+    ),
+    "evaluate": (
+        "seed",
+        "evaluation.benchmarks",
+        "sampling.max_new_tokens",
+        "prompt",
+        "engine",
+        "verification",
+        "storage",
+    ),
+    "report": ("report",),
+}
+"""Stage -> the settings it reads: what its files repeat in `hacpo.settings`, and what DVC re-runs it for."""
+
+
+# --- loading
+# -----------------------------------------------------------------------------------------------------------
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """The mapping in a params.yaml, as written.
+
+    Raises:
+        SettingsError: the file is missing, is no YAML, or is no mapping.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(
+            "there is no params.yaml", where=path, remedy="name a pipeline folder, for example pipelines/quickstart"
+        ) from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "not readable as YAML"
+        line = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise SettingsError(f"not valid YAML: {problem}", where=line) from None
+    if not isinstance(raw, dict):
+        raise SettingsError("expected a mapping of settings", where=path, found=type(raw).__name__)
+    return raw
+
+
+def resolve(raw: Mapping[str, Any], *, where: object = "settings") -> Settings:
+    """Validated settings, the recipe's preset filled in.
+
+    Raises:
+        SettingsError: one line for the first thing that is wrong.
+    """
+    tree = copy.deepcopy(dict(raw))
+    algorithm = tree.get("algorithm")
+    if isinstance(algorithm, dict):
+        recipe = algorithm.get("recipe", "hacpo")
+        if recipe not in RECIPES:
+            near = difflib.get_close_matches(str(recipe), RECIPES, n=1)
+            raise SettingsError(
+                f"algorithm.recipe: unknown recipe {recipe!r}",
+                where=where,
+                expected=" or ".join(RECIPES),
+                remedy=f"did you mean {near[0]!r}?" if near else None,
+            )
+        tree["algorithm"] = merged({"recipe": recipe, **RECIPES[recipe]}, algorithm)
+    try:
+        return Settings.model_validate(tree)
+    except ValidationError as error:
+        raise _one_line(error, where) from None
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
+    """Settings of a params.yaml, with `key.path=value` overrides (values are YAML) laid over it.
+
+    Raises:
+        SettingsError: the file or an override is not usable.
+    """
+    raw = read_params(path)
+    for override in overrides:
+        key, sign, text = override.partition("=")
+        if not sign or not key:
+            raise SettingsError("not of the form key=value", where=f"--set {override}")
+        from ruamel.yaml import YAML
+
+        node: Any = raw
+        *parents, leaf = key.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise SettingsError(f"{part!r} is a value, not a block", where=f"--set {override}")
+        node[leaf] = YAML(typ="safe", pure=True).load(text)
+    return resolve(raw, where=path)
+
+
+def _one_line(error: ValidationError, where: object) -> SettingsError:
+    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+    location = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        return SettingsError(
+            f"unknown key {location!r}",
+            where=where,
+            remedy=f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}",
+        )
+    if first["type"] == "missing":
+        return SettingsError(f"{location!r} is missing", where=where, remedy="see docs/settings.md")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return SettingsError(f"{location}: {message}" if location else message, where=where)
+    return SettingsError(
+        f"{location}: {message[:1].lower()}{message[1:]}", where=where, found=repr(first["input"])[:80]
+    )
+
+
+def _known_keys(location: Iterable[int | str]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue  # a name in a mapping such as agents or benchmarks
+        inner = [kind for kind in _types_in(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if inner:
+            model = inner[0]
+    return list(model.model_fields)
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    arguments = get_args(annotation)
+    return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """The resolved settings as plain JSON values, with `agent_names` beside them so that names can be tracked alone."""
+    return {**settings.model_dump(mode="json"), "agent_names": list(settings.agents)}
+
+
+def tracked(stage: str, agent: str | None = None) -> list[str]:
+    """Dotted keys of `dump` that `stage` reads: what DVC re-runs it for."""
+    return [key.format(agent=agent) for key in READS[stage]]
+
+
+def reads(settings: Settings, stage: str, agent: str | None = None) -> dict[str, Any]:
+    """What `stage` reads of the settings, nested: the content of `hacpo.settings` in its files."""
+    result: dict[str, Any] = {}
+    for key in tracked(stage, agent):
+        value: Any = dump(settings)
+        target = result
+        *parents, leaf = key.split(".")
+        for part in parents:
+            value = value[part]
+            target = target.setdefault(part, {})
+        target[leaf] = value[leaf]
+    return result
+
+
+def restrict(settings: Settings, stage: str, agent: str | None = None) -> Settings:
+    """The settings with only what `stage` declares in `READS`: any other attribute raises AttributeError.
+
+    This is what makes narrow DVC parameters safe: a stage cannot read a setting that would not re-run it.
+    """
+    keys = [] if stage not in READS else tracked(stage, agent)
+    view: Settings = _restricted(settings, [key for key in keys if key != "agent_names"])
+    if "agent_names" in keys:
+        view.__dict__["agents"] = {name: AgentSettings.model_construct() for name in settings.agents}
+    return view
+
+
+def _restricted(model: Any, keys: list[str]) -> Any:
+    whole = {key for key in keys if "." not in key}
+    inner: dict[str, list[str]] = {}
+    for key in keys:
+        head, _, rest = key.partition(".")
+        if rest and head not in whole:
+            inner.setdefault(head, []).append(rest)
+    if isinstance(model, dict):
+        return {name: model[name] for name in whole} | {n: _restricted(model[n], rest) for n, rest in inner.items()}
+    values = {name: getattr(model, name) for name in whole}
+    values |= {name: _restricted(getattr(model, name), rest) for name, rest in inner.items()}
+    view = type(model).model_construct()
+    view.__dict__.clear()  # the defaults that model_construct filled in
+    view.__dict__.update(values)
+    return view

@@ -1,0 +1,1 @@
+"""The commands: one Typer command a file, files in, files out."""

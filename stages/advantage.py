@@ -1,0 +1,97 @@
+"""advantage: every agent's capability, and what each rollout is worth to each learner."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import LimitOption, OutOption, PipelineFolder, SetOption, StepOption
+from hacpo.pipeline.stage import open_stage
+
+
+def advantage(
+    context: typer.Context,
+    pipeline: PipelineFolder,
+    step: StepOption,
+    learner: Annotated[str | None, typer.Option("--learner", help="Only this learner (needs --out).")] = None,
+    out: OutOption = None,
+    limit: LimitOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write capability/step=<step> and advantages/step=<step>/learner=<name> for every learner."""
+    from hacpo import schema
+    from hacpo.advantage_table import advantage_columns, advantage_summary, capability_rows
+    from hacpo.errors import SettingsError
+    from hacpo.layout import partition
+    from hacpo.rollouts import first_problems, in_order
+
+    with open_stage(
+        "advantage", context.obj, pipeline, step=step, out=out, limit=limit, overrides=overrides or (), steps_from=1
+    ) as stage:
+        settings = stage.settings
+        agents = list(settings.agents)
+        if learner is not None and (learner not in agents or out is None):
+            raise SettingsError(
+                f"--learner {learner} cannot be used here", expected=f"one of {', '.join(agents)}, together with --out"
+            )
+        problems = stage.read(stage.inputs.prompts(step), schema.SCHEDULE, "prepare", step=step).to_pylist()[:limit]
+        verdicts = {
+            agent: first_problems(
+                stage.read(
+                    stage.inputs.verdicts(step, agent),
+                    schema.VERDICTS,
+                    "verify",
+                    columns=["rollout_id", "reward", "problem_id", "sample"],
+                    step=step,
+                    agent=agent,
+                ).to_pylist(),
+                limit,
+            )
+            for agent in agents
+        }
+        group_size = len(verdicts[agents[0]]) // len(problems)
+        problem_ids = [row["problem_id"] for row in problems]
+        ordered = in_order(problem_ids, verdicts, group_size, where=f"verdicts of step {step}")
+
+        previous: dict[str, list[float]] = {}
+        if step > 1:
+            table = stage.read(stage.inputs.capability(step - 1), schema.CAPABILITY, "advantage", step=step - 1)
+            previous = {row["agent"]: row["window"] for row in table.to_pylist()}
+        rows = capability_rows(
+            {agent: [row["reward"] for row in verdicts[agent]] for agent in agents},
+            previous,
+            settings.algorithm.capability,
+        )
+        with schema.atomic(stage.outputs.capability(step).parent) as scratch:
+            scratch.mkdir()
+            stage.write(scratch / "capability.parquet", schema.CAPABILITY, rows, step=step)
+        with schema.atomic(stage.outputs.advantages(step, "x").parent) as scratch:
+            scratch.mkdir()
+            for name in agents if learner is None else [learner]:
+                columns = advantage_columns(
+                    ordered,
+                    learner=name,
+                    agents=agents if settings.algorithm.rollouts.share else [name],
+                    group_size=group_size,
+                    capabilities={row["agent"]: row["capability"] for row in rows},
+                    settings=settings.algorithm.advantage,
+                    capability_settings=settings.algorithm.capability,
+                )
+                stage.write(
+                    scratch / partition(step, learner=name).split("/")[1],
+                    schema.ADVANTAGES,
+                    columns,
+                    step=step,
+                    learner=name,
+                    rows_per_shard=settings.storage.rows_per_shard,
+                )
+                stage.metrics |= {f"{name}.{key}": value for key, value in advantage_summary(columns).items()}
+        for row in rows:
+            stage.metrics |= {f"{row['agent']}.{key}": row[key] for key in ("accuracy", "capability")}
+        stage.summary = ", ".join(f"{row['agent']} {row['capability']:.3f}" for row in rows)
+
+
+if __name__ == "__main__":
+    main_of(advantage)

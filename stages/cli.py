@@ -1,0 +1,44 @@
+"""hacpo: all commands under one name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from hacpo.pipeline.command_line import new_app, run_app
+from hacpo.pipeline.session import Session
+from stages.advantage import advantage
+from stages.evaluate import evaluate
+from stages.generate import generate
+from stages.plan import plan
+from stages.pool import pool
+from stages.prepare import prepare
+from stages.resolve import resolve
+from stages.run import run
+from stages.status import status
+from stages.update import update
+from stages.verify import verify
+from stages.warmup import warmup
+
+app = new_app(
+    help="Train several language models together: HACPO as stages with file artifacts. "
+    "`hacpo run pipelines/<run>` runs everything that is not done."
+)
+for command in (run, status, plan, resolve, prepare, warmup, generate, verify, pool, advantage, update, evaluate):
+    app.command()(command)
+
+
+def execute(arguments: Sequence[str], session: Session) -> None:
+    """Run one command inside this process, sharing `session`; errors are raised."""
+    import typer
+
+    typer.main.get_command(app).main(args=list(arguments), prog_name="hacpo", standalone_mode=False, obj=session)
+
+
+def main() -> None:
+    """Entry point of `hacpo`."""
+    sys.exit(run_app(app))
+
+
+if __name__ == "__main__":
+    main()

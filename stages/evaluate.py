@@ -1,0 +1,106 @@
+"""evaluate: one agent answers the held-out problems."""
+
+from __future__ import annotations
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
+from hacpo.pipeline.stage import open_stage
+
+
+def evaluate(
+    context: typer.Context,
+    pipeline: PipelineFolder,
+    step: StepOption,
+    agent: AgentOption,
+    out: OutOption = None,
+    limit: LimitOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write evaluations/step=<step>/agent=<name>; step 0 is the start."""
+    from hacpo import schema
+    from hacpo.reward import Request, Verifier
+
+    with open_stage(
+        "evaluate", context.obj, pipeline, step=step, agent=agent, out=out, limit=limit, overrides=overrides or ()
+    ) as stage:
+        from hacpo.engines.base import SamplingRequest
+        from hacpo.engines.loading import open_engine
+        from hacpo.prompts import messages
+        from hacpo.seeds import derive_seed
+
+        settings = stage.settings
+        engine = open_engine(
+            stage.session.models,
+            agent,
+            stage.inputs.checkpoint(step, agent),
+            settings.engine,
+            stage.pipeline.checkpoint_command(step, agent),
+        )
+        rows = []
+        with Verifier(settings.verification) as verifier:
+            for name, benchmark in settings.evaluation.benchmarks.items():
+                path = stage.inputs.problems(benchmark.data)
+                problems = stage.read(path, schema.PROBLEMS, "prepare").to_pylist()[:limit]
+                asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
+                prompts = {
+                    problem["problem_id"]: engine.tokenizer.render(
+                        problem["problem_id"], messages(problem["problem_id"], problem["problem"], settings.prompt)
+                    )
+                    for problem in problems
+                }
+                responses = engine.sampler.sample(
+                    [
+                        SamplingRequest(
+                            prompts[problem["problem_id"]],
+                            # Not the step's number: the same random streams at every step make curves comparable.
+                            derive_seed(settings.seed, "evaluate", name, agent, problem["problem_id"], sample),
+                        )
+                        for problem, sample in asked
+                    ],
+                    temperature=benchmark.temperature,
+                    top_p=benchmark.top_p,
+                    max_new_tokens=benchmark.max_new_tokens or settings.sampling.max_new_tokens,
+                    on_progress=stage.progress,
+                )
+                texts = [engine.tokenizer.decode(response.token_ids) for response in responses]
+                verdicts = verifier.verify(
+                    [
+                        Request(f"{problem['problem_id']}/{sample}", text, response.finish_reason, problem["answer"])
+                        for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
+                    ]
+                )
+                rows += [
+                    {
+                        "benchmark": name,
+                        "problem_id": problem["problem_id"],
+                        "sample": sample,
+                        "text": text,
+                        "token_count": len(response.token_ids),
+                        "finish_reason": response.finish_reason,
+                        "reward": verdict.reward,
+                        "verdict": verdict.verdict,
+                        "extracted": verdict.extracted,
+                    }
+                    for (problem, sample), text, response, verdict in zip(
+                        asked, texts, responses, verdicts, strict=True
+                    )
+                ]
+                stage.metrics[f"{name}.accuracy"] = sum(v.reward for v in verdicts) / len(verdicts)
+                stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
+        stage.write(
+            stage.outputs.evaluation(step, agent),
+            schema.EVALUATIONS,
+            rows,
+            step=step,
+            agent=agent,
+            rows_per_shard=settings.storage.rows_per_shard,
+        )
+        stage.summary = ", ".join(
+            f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks
+        )
+
+
+if __name__ == "__main__":
+    main_of(evaluate)

@@ -1,0 +1,31 @@
+"""resolve: the settings of a run with every default and the recipe filled in."""
+
+from __future__ import annotations
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import OutOption, PipelineFolder, SetOption
+
+
+def resolve(
+    context: typer.Context, pipeline: PipelineFolder, out: OutOption = None, overrides: SetOption = None
+) -> None:
+    """Write settings.json: what every stage reads, key by key, and what DVC tracks."""
+    from hacpo import schema
+    from hacpo import settings as settings_of
+    from hacpo.errors import SettingsError
+    from hacpo.layout import Layout
+    from hacpo.pipeline.project import Pipeline
+
+    if overrides and out is None:
+        raise SettingsError("--set is for debugging and needs --out")
+    opened = Pipeline.open(pipeline, overrides or ())
+    target = (Layout(out) if out is not None else opened.layout).settings
+    schema.write_json(target, settings_of.dump(opened.settings))
+    if context.obj is None:
+        print(f"resolve: {target}")
+
+
+if __name__ == "__main__":
+    main_of(resolve)

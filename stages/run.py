@@ -1,0 +1,29 @@
+"""run: do everything of a run that is not done, in warm processes, recording each stage in DVC."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import PipelineFolder
+
+
+def run(
+    pipeline: PipelineFolder,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Agents that work side by side.")] = None,
+    until: Annotated[int | None, typer.Option("--until", min=0, help="Stop after this step.")] = None,
+) -> None:
+    """Continue a run to its end. The same files and locks as `dvc repro`, sooner; stop it at any moment, it resumes."""
+    from hacpo.pipeline.driver import run_pipeline
+    from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.status import print_outcome
+
+    opened = Pipeline.open(pipeline)
+    run_pipeline(opened, "stages.cli:execute", jobs=jobs, until=until)
+    print_outcome(opened)
+
+
+if __name__ == "__main__":
+    main_of(run)

@@ -1,0 +1,114 @@
+"""update: one agent learns from its pool, and the step's checkpoint is written."""
+
+from __future__ import annotations
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
+from hacpo.pipeline.stage import open_stage
+
+
+def update(
+    context: typer.Context,
+    pipeline: PipelineFolder,
+    step: StepOption,
+    agent: AgentOption,
+    out: OutOption = None,
+    limit: LimitOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write updates/step=<step>/agent=<name>/trace.parquet and checkpoints/step=<step>/agent=<name>."""
+    from hacpo import schema
+    from hacpo.rollouts import first_problems
+
+    with open_stage(
+        "update",
+        context.obj,
+        pipeline,
+        step=step,
+        agent=agent,
+        out=out,
+        limit=limit,
+        overrides=overrides or (),
+        steps_from=1,
+    ) as stage:
+        from hacpo.engines.checkpoint import load_model, policy_hash, save_model
+        from hacpo.engines.loading import open_engine
+        from hacpo.engines.trainer import Trainer, plan_updates, shuffle_seed
+
+        settings = stage.settings
+        pool = stage.read(stage.inputs.pool(step, agent), schema.POOL, "pool", step=step, learner=agent)
+        advantages = stage.read(
+            stage.inputs.advantages(step, agent),
+            schema.ADVANTAGES,
+            "advantage",
+            columns=["rollout_id", "effective_advantage"],
+            step=step,
+            learner=agent,
+        )
+        worth = dict(
+            zip(*(advantages[name].to_pylist() for name in ("rollout_id", "effective_advantage")), strict=True)
+        )
+        own = stage.read(
+            stage.inputs.rollouts(step, agent),
+            schema.ROLLOUTS,
+            "generate",
+            columns=["rollout_id", "logprobs"],
+            step=step,
+            agent=agent,
+        )
+        old = dict(zip(*(own[name].to_pylist() for name in ("rollout_id", "logprobs")), strict=True))
+        rows = first_problems(pool.to_pylist(), limit)
+        for row in rows:
+            row["effective_advantage"] = worth[row["rollout_id"]]
+            row["old_logprobs"] = old.get(row["rollout_id"])
+
+        before = stage.inputs.checkpoint(step - 1, agent)
+        engine = open_engine(
+            stage.session.models,
+            agent,
+            before,
+            settings.engine,
+            stage.pipeline.checkpoint_command(step - 1, agent),
+        )
+        stage.session.models.discard(agent)
+        trainer = Trainer(
+            engine.model,
+            engine.tokenizer.pad_token_id,
+            settings.algorithm,
+            settings.optimizer,
+            settings.sampling.temperature,
+            initial_model=load_model(stage.inputs.checkpoint(0, agent), settings.engine)
+            if settings.algorithm.loss.kl_coef
+            else None,
+        )
+        if (before / "trainer").is_dir():
+            trainer.load(before / "trainer")
+        plan = plan_updates(
+            rows,
+            updates=settings.updates_per_step,
+            order=settings.algorithm.loss.minibatch_order,
+            seed=shuffle_seed(settings.seed, step, agent),
+        )
+        trace, metrics = trainer.train(plan, stage.progress)
+        order = {row["rollout_id"]: number for number, row in enumerate(rows)}
+        trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
+
+        with schema.atomic(stage.outputs.checkpoint(step, agent)) as scratch:
+            scratch.mkdir()
+            save_model(engine.model, scratch, like=before)
+            trainer.save(scratch / "trainer")
+            policy = policy_hash(scratch)
+        with schema.atomic(stage.outputs.trace(step, agent).parent) as scratch:
+            scratch.mkdir()
+            stage.write(scratch / "trace.parquet", schema.TRACE, trace, step=step, agent=agent)
+        if out is None:
+            stage.session.models.keep(agent, policy, settings.engine, engine.model)
+        stage.metrics |= metrics
+        stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
+        stage.summary = f"{len(plan.rows)} updates on {len(trace)} responses, loss {metrics['loss']:+.4f}"
+
+
+if __name__ == "__main__":
+    main_of(update)

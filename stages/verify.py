@@ -1,0 +1,81 @@
+"""verify: check the answer of every rollout of one agent and reward it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
+from hacpo.pipeline.stage import open_stage
+
+
+def verify(
+    context: typer.Context,
+    pipeline: PipelineFolder,
+    step: StepOption,
+    agent: AgentOption,
+    out: OutOption = None,
+    limit: LimitOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write verdicts/step=<step>/agent=<name>."""
+    from hacpo import schema
+    from hacpo.reward import Request, Verifier
+    from hacpo.rollouts import first_problems
+
+    with open_stage(
+        "verify",
+        context.obj,
+        pipeline,
+        step=step,
+        agent=agent,
+        out=out,
+        limit=limit,
+        overrides=overrides or (),
+        steps_from=1,
+    ) as stage:
+        prompts = stage.read(stage.inputs.prompts(step), schema.SCHEDULE, "prepare", step=step).to_pylist()
+        answers = {row["problem_id"]: row["answer"] for row in prompts}
+        rollouts = stage.read(
+            stage.inputs.rollouts(step, agent),
+            schema.ROLLOUTS,
+            "generate",
+            columns=["rollout_id", "problem_id", "sample", "text", "finish_reason"],
+            step=step,
+            agent=agent,
+        ).to_pylist()
+        rollouts = first_problems(rollouts, limit)
+        requests = [
+            Request(row["rollout_id"], row["text"], row["finish_reason"], answers[row["problem_id"]])
+            for row in rollouts
+        ]
+        with Verifier(stage.settings.verification) as verifier:
+            verdicts = verifier.verify(requests, on_progress=stage.progress)
+        stage.write(
+            stage.outputs.verdicts(step, agent),
+            schema.VERDICTS,
+            {
+                "rollout_id": [row["rollout_id"] for row in rollouts],
+                "reward": [verdict.reward for verdict in verdicts],
+                "verdict": [verdict.verdict for verdict in verdicts],
+                "extracted": [verdict.extracted for verdict in verdicts],
+                "answer": [request.answer for request in requests],
+                "problem_id": [row["problem_id"] for row in rollouts],
+                "sample": [row["sample"] for row in rollouts],
+            },
+            step=step,
+            agent=agent,
+            rows_per_shard=stage.settings.storage.rows_per_shard,
+        )
+        counts = Counter(verdict.verdict for verdict in verdicts)
+        stage.metrics |= {f"verdict.{name}": count for name, count in sorted(counts.items())}
+        stage.metrics["accuracy"] = sum(verdict.reward for verdict in verdicts) / len(verdicts)
+        stage.summary = f"mean reward {stage.metrics['accuracy']:.3f}, " + ", ".join(
+            f"{count} {name}" for name, count in counts.most_common()
+        )
+
+
+if __name__ == "__main__":
+    main_of(verify)

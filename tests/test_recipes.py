@@ -1,0 +1,157 @@
+"""Every recipe on one example: one prompt, two agents, from rewards to the loss of the weaker one.
+
+Agent 0 (the learner) gets 1 of 4 right, agent 1 gets 3 of 4; Phat 0.3 and 0.6: omega^(0,1) = 0.5, omega^(1,0) = 2.
+mu^(0) = (1 + 0.5 * 3) / 8 = 0.3125, mu^(1) = (2 * 1 + 3) / 8 = 0.625, joint mean 0.5; sigma_joint = sqrt(8 * 0.25 / 7).
+It is the third update of the step (m = 2): the cross interval is [1 - 0.2 + 2 * 0.025, 1] = [0.85, 1].
+The ratios of agent 1's responses lie inside (0.9), between the first and the third lower bound (0.82), above 1 (1.2),
+and far below (0.5, the wrong answer).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hacpo.advantage import StepAdvantages, step_advantages
+from hacpo.config import RECIPES, AlgorithmSettings
+from hacpo.loss import ResponseBatch, ResponseTerms, row_weights, update_loss
+
+UPDATE_INDEX = 2
+REWARDS = np.array([[[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]])
+CAPABILITY = np.array([0.3, 0.6])
+SCALE = math.sqrt(2 / 7) + 1e-6
+# Two tokens a response. Own token log-ratios; their mean is the log of the sequence ratio.
+OWN_LOG_RATIOS = [[0.5, -0.1], [0.0, 0.0], [0.0002, 0.0], [-0.5, 0.1]]
+CROSS_RATIOS = [0.9, 0.82, 1.2, 0.5]
+
+
+def algorithm(recipe: str) -> AlgorithmSettings:
+    return AlgorithmSettings.model_validate({"recipe": recipe, **RECIPES[recipe]})
+
+
+def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch.Tensor]:
+    """Advantages, terms, loss and its gradient per response token for learner 0."""
+    settings = algorithm(recipe)
+    multiplier = settings.rollouts.group_multiplier
+    agents = 2 if settings.rollouts.share else 1
+    rewards = np.tile(REWARDS[:, :agents], (1, 1, multiplier))
+    advantages = step_advantages(
+        rewards,
+        learner=0,
+        capability_n=CAPABILITY[:agents],
+        settings=settings.advantage,
+        capability_settings=settings.capability,
+    )
+    cross = [[math.log(ratio)] * 2 for ratio in CROSS_RATIOS] if settings.rollouts.share else []
+    log_ratios = torch.tensor(OWN_LOG_RATIOS * multiplier + cross, dtype=torch.float64)
+    source = torch.tensor([0] * 4 * multiplier + [1] * len(cross))
+    rows = len(log_ratios)
+    batch = ResponseBatch(
+        learner_logprobs_bt=(log_ratios - 1.0).requires_grad_(),
+        mask_bt=torch.ones(rows, 2, dtype=torch.bool),
+        source_logprob_b=torch.full((rows,), -2.0, dtype=torch.float64),
+        source_tokens_b=torch.full((rows,), 2),
+        text_bytes_b=torch.full((rows,), 5),
+        is_self_b=source == 0,
+        effective_advantage_b=torch.from_numpy(advantages.effective_advantage.ravel()),
+        weight_b=row_weights(source, torch.bincount(source), settings.loss.aggregation),
+        old_logprobs_bt=torch.full((rows, 2), -1.0),
+    )
+    loss, terms = update_loss(
+        batch,
+        update_index=UPDATE_INDEX,
+        importance=settings.importance,
+        clip=settings.clip,
+        kl_coef=settings.loss.kl_coef,
+    )
+    (gradient,) = torch.autograd.grad(loss, batch.learner_logprobs_bt)
+    return advantages, terms, loss, gradient
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_every_recipe_is_finite_and_adds_up(recipe: str) -> None:
+    advantages, terms, loss, gradient = run(recipe)
+    assert all(np.isfinite(value).all() for value in vars(advantages).values())
+    assert all(value.isfinite().all() for value in vars(terms).values())
+    assert gradient.isfinite().all()
+    # Own responses: their mean; cross responses: theirs. No recipe here uses the mean over both.
+    objectives = terms.objective_b.detach()
+    own = len(objectives) if not algorithm(recipe).rollouts.share else 4
+    expected = objectives[:own].mean() + (objectives[own:].mean() if len(objectives) > own else 0.0)
+    assert loss.item() == pytest.approx(-expected.item(), rel=1e-14)
+    # A clipped response has no gradient; any other with an advantage has one.
+    alive = (gradient != 0).any(dim=1)
+    assert torch.equal(alive, ~terms.clipped_b & torch.from_numpy(advantages.effective_advantage.ravel() != 0))
+
+
+# recipe: effective advantage (times sigma + eps) of a right cross answer, then for the ratios 0.9, 0.82 and 1.2 the
+# factor before it (c * c^alpha; naive: min(s, 1.0004)) and whether it is clipped.
+CROSS = {
+    "hacpo": (2 * 0.375, [0.9**2, 0.85**2, 1.0], [False, True, True]),
+    "no_capability_baseline": (2 * 0.5, [0.9**2, 0.85**2, 1.0], [False, True, True]),
+    "no_discrepancy": (0.375, [0.9**2, 0.85**2, 1.0], [False, True, True]),
+    "no_clip": (2 * 0.375, [0.9**2, 0.82**2, 1.2**2], [False, False, False]),
+    "no_stepwise": (2 * 0.375, [0.9**2, 0.82**2, 1.0], [False, False, True]),
+    "naive": (0.5, [0.9, 0.82, 1.0004], [False, False, True]),
+}
+
+
+@pytest.mark.parametrize("recipe", list(CROSS))
+def test_what_a_partners_right_answers_are_worth(recipe: str) -> None:
+    worth, factors, clipped = CROSS[recipe]
+    advantages, terms, _, _ = run(recipe)
+    np.testing.assert_allclose(advantages.effective_advantage[0, 1, :3], worth / SCALE, rtol=1e-14)
+    np.testing.assert_allclose(terms.objective_b[4:7].detach(), np.array(factors) * worth / SCALE, rtol=1e-13)
+    assert terms.clipped_b[4:7].tolist() == clipped
+
+
+def test_the_table_covers_every_recipe_that_shares() -> None:
+    assert set(CROSS) == {name for name in RECIPES if algorithm(name).rollouts.share}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "wrong", "clipped"),
+    [
+        ("hacpo", 0.85**2 * 2 * -0.625, True),  # too far away: dropped, although its A is negative
+        ("no_clip", 0.5**2 * 2 * -0.625, False),
+        ("naive", (1 - 3e-4) * -0.5, True),  # min(0.5 * -0.5, 0.9997 * -0.5)
+    ],
+)
+def test_what_a_partners_wrong_answer_is_worth(recipe: str, wrong: float, clipped: bool) -> None:
+    _, terms, _, _ = run(recipe)
+    assert terms.objective_b[7].item() == pytest.approx(wrong / SCALE, rel=1e-13)
+    assert terms.clipped_b[7].item() is clipped
+
+
+def test_own_terms_of_gspo_and_grpo() -> None:
+    # Own group: mean 0.25, sigma 0.5 (ddof 1): A = 0.75 / 0.500001 for the right answer; its token ratios: e^.5, e^-.1.
+    right = 0.75 / 0.500001
+    _, gspo, _, _ = run("gspo")
+    assert gspo.ratio_b[0].item() == pytest.approx(math.exp(0.2), rel=1e-14)
+    assert gspo.objective_b[0].item() == pytest.approx(1.0004 * right, rel=1e-14)
+    assert (gspo.lower_b[0].item(), gspo.upper_b[0].item()) == (1 - 3e-4, 1 + 4e-4)
+    assert gspo.clipped_b.tolist() == [True, False, False, True]
+    _, grpo, _, _ = run("grpo")
+    assert grpo.ratio_b[0].item() == pytest.approx((math.exp(0.5) + math.exp(-0.1)) / 2, rel=1e-14)
+    assert grpo.objective_b[0].item() == pytest.approx((1.28 + math.exp(-0.1)) / 2 * right, rel=1e-14)
+    assert (grpo.lower_b[0].item(), grpo.upper_b[0].item()) == (0.8, 1.28)
+    assert not grpo.clipped_b.any()
+
+
+def test_sharing_leaves_the_own_interval_alone() -> None:
+    _, gspo, _, _ = run("gspo")
+    for recipe in CROSS:
+        _, terms, _, _ = run(recipe)
+        for name in ("ratio_b", "lower_b", "upper_b", "clipped_b", "is_weight_b"):
+            assert torch.equal(getattr(terms, name)[:4], getattr(gspo, name)), (recipe, name)
+
+
+def test_gspo_x2_is_gspo_on_twice_the_group() -> None:
+    one, two = run("gspo")[0], run("gspo_x2")[0]
+    assert two.advantage.shape == (1, 1, 8)
+    np.testing.assert_array_equal(one.baseline[0, 0], two.baseline[0, 0, :4])
+    # The same spread over seven degrees of freedom instead of three: 8 * 0.1875 / 7 against 4 * 0.1875 / 3.
+    np.testing.assert_allclose(two.sigma, math.sqrt(1.5 / 7), rtol=1e-14)
