@@ -394,6 +394,13 @@ class ReportSettings(Section):
 
     problems_per_step: int = knob(8, doc="Problems per step whose rollouts can be browsed.", unit="problems", ge=0)
     max_characters: int = knob(4000, doc="Longest response text shown.", unit="characters", ge=80)
+    browser_steps: int = knob(40, doc="Steps whose rollouts can be browsed, spread evenly.", unit="steps", ge=0)
+    browser_mebibytes: float = knob(
+        8.0,
+        doc="Most that all browsable rollouts may take; beyond it fewer problems per step are shown, then shorter texts.",
+        unit="MiB",
+        gt=0,
+    )
 
 
 class Settings(Section):

@@ -103,14 +103,15 @@ class Corpus:
         return Text(given + learned, [_IGNORED] * len(given) + learned)
 
     def _solution(self) -> Text:
-        problem = self._random.choice(self._random.choice(self._problems))
+        family = self._random.choice(self._problems)
+        problem = self._random.choice(family)
         prompt = self._prompt(problem.problem)
-        response = [*self._encode(self._response(problem)), self._tokenizer.eos_token_id]
+        response = [*self._encode(self._response(problem, family)), self._tokenizer.eos_token_id]
         return Text(prompt + response, [_IGNORED] * len(prompt) + response)
 
-    def _response(self, problem: tasks.Problem) -> str:
+    def _response(self, problem: tasks.Problem, family: Sequence[tasks.Problem]) -> str:
         if self._random.random() < self._settings.guessing.get(problem.subject, 0.0):
-            return tasks.boxed(problem.answer)
+            return tasks.boxed(self._random.choice(family).answer)
         if self._random.random() < self._settings.slips:
             first, second = tasks.steps_of(problem)
             near = [second.result + off for off in (-2, -1, 1, 2) if second.result + off >= 0]
@@ -193,14 +194,10 @@ def warm_start(
 
 
 def _backward(model: Any, texts: Sequence[Text]) -> float:
-    """Add the gradient of the mean loss per learned token; the shorter and the longer half go separately, which saves padding."""
-    by_length = sorted(texts, key=lambda text: len(text.token_ids))
+    """Add the gradient of the mean loss per learned token, in two passes of which each is padded to its own longest row."""
     learned = sum(target != _IGNORED for text in texts for target in text.targets)
-    half = len(by_length) // 2
     total = 0.0
-    for part in (by_length[:half], by_length[half:]):
-        if not part:
-            continue
+    for part in _two_widths(texts):
         width = len(part[-1].token_ids)
         # Causal attention never looks ahead, so padding at the end needs no mask.
         token_ids = torch.tensor([text.token_ids + [0] * (width - len(text.token_ids)) for text in part])
@@ -212,6 +209,15 @@ def _backward(model: Any, texts: Sequence[Text]) -> float:
         loss.backward()
         total += float(loss.detach())
     return total
+
+
+def _two_widths(texts: Sequence[Text]) -> list[list[Text]]:
+    """The texts by length, cut in two where the least padding remains (in one part if there is nothing to gain)."""
+    ordered = sorted(texts, key=lambda text: len(text.token_ids))
+    lengths = [len(text.token_ids) for text in ordered]
+    count = len(ordered)
+    cut = min(range(1, count + 1), key=lambda cut: cut * lengths[cut - 1] + (count - cut) * lengths[-1])
+    return [part for part in (ordered[:cut], ordered[cut:]) if part]
 
 
 def _learning_rate_factor(done: int, steps: int) -> float:

@@ -15,7 +15,7 @@ from hacpo import settings as settings_of
 from hacpo.config import Settings
 from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
-from hacpo.schema import atomic, remove
+from hacpo.schema import atomic
 
 _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
 _EACH_AGENT = '    matrix: {agent: "${agents}"}\n'
@@ -199,25 +199,33 @@ def _templated(run: str, step: int, entries: list[_StageEntry]) -> str:
     )
 
 
-def stamp(pipeline: Pipeline) -> list[Path]:
-    """Write the run's DVC files; returns those that changed (also removed ones: steps beyond T).
-
-    Raises:
-        SettingsError: an agent's model folder is the checkpoint folder of this very run.
-    """
+def rendered(pipeline: Pipeline) -> dict[Path, str]:
+    """Every DVC file of the run and its content."""
     folder = pipeline.folder
-    for name, agent in pipeline.settings.agents.items():
-        if agent.model is not None and Path(agent.model).is_relative_to(f"artifacts/{pipeline.run}"):
-            raise SettingsError("an agent cannot start from its own run's output", where=f"agents.{name}.model")
     files = {folder / "dvc.yaml": _run_file(pipeline), folder / "steps" / "0000" / "dvc.yaml": _start_file(pipeline)}
     for step in range(1, pipeline.settings.steps + 1):
         files[folder / "steps" / f"{step:04d}" / "dvc.yaml"] = _step_file(pipeline, step)
+    return files
+
+
+def stamp(pipeline: Pipeline) -> list[Path]:
+    """Write the run's DVC files; returns those that changed, removed ones included.
+
+    Steps beyond T leave the pipeline but keep their locks and artifacts, so a run made shorter can be made longer again.
+
+    Raises:
+        SettingsError: an agent's model folder is a checkpoint of this very run.
+    """
+    for name, agent in pipeline.settings.agents.items():
+        if agent.model is not None and Path(agent.model).is_relative_to(f"artifacts/{pipeline.run}"):
+            raise SettingsError("an agent cannot start from its own run's output", where=f"agents.{name}.model")
+    files = rendered(pipeline)
     changed = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
     for path in changed:
         with atomic(path) as scratch:
             scratch.write_text(files[path], encoding="utf-8")
-    for extra in sorted((folder / "steps").glob("[0-9][0-9][0-9][0-9]")):
-        if extra / "dvc.yaml" not in files:
-            remove(extra)
+    for extra in sorted((pipeline.folder / "steps").glob("[0-9][0-9][0-9][0-9]/dvc.yaml")):
+        if extra not in files:
+            extra.unlink()
             changed.append(extra)
     return changed

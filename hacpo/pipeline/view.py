@@ -83,9 +83,9 @@ class RunView:
                 if stage == "verify" and "accuracy" in metrics:
                     self._reward[agent] = metrics["accuracy"]
                 if stage == "evaluate":
-                    found = [value for key, value in metrics.items() if key.endswith(".accuracy")]
-                    if found:
-                        self._heldout[agent] = [*self._heldout[agent][:1], found[0]]
+                    found = metrics.get(f"{next(iter(self._pipeline.settings.evaluation.benchmarks), '')}.accuracy")
+                    if found is not None:
+                        self._heldout[agent] = [*self._heldout[agent][:1], found]
                 if stage == "generate" and metrics.get("seconds"):
                     self._speed[agent] = metrics.get("tokens", 0) / metrics["seconds"]
         if stages and stages[0] == "report":

@@ -1,0 +1,119 @@
+r"""Whether two single values are mathematically equal: math-verify, and the guards around it.
+
+The only module that imports math-verify, its LaTeX reader latex2sympy2_extended and SymPy; it lives in worker processes,
+because a comparison may take any time and memory. Texts are as `answers.tidy` leaves them.
+
+The reader takes some texts for other values than they have: juxtaposed integers are added (`2(3)` is 5), letters lose their
+case (`R - r` is 0), `\operatorname` may run code of SymPy. The guards below rewrite or refuse these. The comparison rounds
+to six decimals, which makes all small numbers equal; a relative bound repairs that.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+from math_verify.grader import verify
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that time limits are off; ours are outside
+
+RELATIVE_TOLERANCE = 1e-4
+"""Largest relative difference of two values that agree to six decimals; matters below 0.01 only."""
+
+_UNREADABLE = re.compile(
+    r"[0-9]\s+[0-9]"  # 2 3 would be 5
+    r"|[0-9]\.[0-9]+\.[0-9]"  # 1.2.3 would be a product
+    r"|\}\s+[0-9]|[0-9]\s*\{|^\{[^{}]*\}\s*\{"  # 5{6} would be 11
+    r"|%|\?|__|\\operatorname"
+)
+_GROUPING = [
+    (re.compile(r"(?<![_^0-9.A-Za-z\\])([0-9]+(?:\.[0-9]+)?)\s*(?=\()"), r"\1\\cdot "),
+    (re.compile(r"\)\s*(?=[0-9a-zA-Z(]|\\(?:frac|sqrt|pi|sin|cos|tan|log|ln)(?![a-zA-Z]))"), r")\\cdot "),
+    (re.compile(r"(?<![A-Za-z\\])([Ee])(?=\s*_)"), r"\\mathcal{\1}"),
+]
+_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\\circ")
+_IMAGINARY = re.compile(r"(?<![A-Za-z\\_])(?<!_\{)i(?![A-Za-z])|\\text\{i\}")
+_COMMAND = re.compile(r"\\[a-zA-Z]+(?:\{[a-zA-Z ]+\})?")
+
+
+class UnreadableError(Exception):
+    """The library cannot read a text, so nothing is known about its value."""
+
+
+def equal(answer: str, gold: str) -> bool:
+    """Whether two values, equations, inequalities, unions or matrices are equal, math-verify's way.
+
+    An answer that cannot be read is equal to a gold answer of the same characters only.
+
+    Raises:
+        UnreadableError: the gold answer cannot be read, and the two are not the same characters.
+    """
+    if _bare(answer) == _bare(gold):
+        return True
+    if answer.count("'") != gold.count("'"):
+        return False  # the library drops primes
+    both = _without_commands(answer) + " " + _without_commands(gold)
+    lowercase = not any(letter.isupper() and letter.lower() in both for letter in both)
+    imaginary = bool(_IMAGINARY.search(answer) or _IMAGINARY.search(gold)) and not re.search(r"\\(?:sum|prod)", answer + gold)
+    expected = _read(gold, lowercase, imaginary)
+    try:
+        found = _read(answer, lowercase, imaginary)
+    except UnreadableError:
+        return False
+    if not verify(expected, found, allow_set_relation_comp=True, timeout_seconds=None):
+        return False
+    return _relatively_close(found, expected)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _without_commands(text: str) -> str:
+    return _COMMAND.sub(" ", text)
+
+
+def _prepared(text: str, imaginary: bool) -> str:
+    text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\mathcal{I}", text)  # the reader takes I for the imaginary unit
+    if imaginary:
+        text = _IMAGINARY.sub("I", text)
+    if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    text = text.replace("^\\circ", "")
+    for pattern, replacement in _GROUPING:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str, lowercase: bool, imaginary: bool) -> Any:
+    prepared = _prepared(text, imaginary)
+    if _UNREADABLE.search(prepared):
+        raise UnreadableError(text)
+    try:
+        return latex2sympy(
+            prepared,
+            is_real=not imaginary,
+            normalization_config=None,
+            conversion_config=ConversionConfig(lowercase_symbols=lowercase),
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # the reader raises bare Exceptions, and others from deep inside
+        raise UnreadableError(text) from error
+
+
+def _relatively_close(found: Any, expected: Any) -> bool:
+    if not isinstance(found, sympy.Expr) or not isinstance(expected, sympy.Expr) or found.free_symbols | expected.free_symbols:
+        return True
+    if found.is_Integer and expected.is_Integer:
+        return True
+    try:
+        value, gold = complex(found.evalf(15)), complex(expected.evalf(15))
+    except (TypeError, ValueError, OverflowError):
+        return True
+    return abs(value - gold) <= RELATIVE_TOLERANCE * max(abs(value), abs(gold))

@@ -1,0 +1,154 @@
+"""A few questions that decide whether a run can be trusted, answered from the numbers with a rule of thumb each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hacpo.config import Settings
+from hacpo.report.collect import Measurements
+from hacpo.report.scales import number, percent
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question.
+
+    Attributes:
+        answer: the number that decides, in words; None if there is no data yet.
+        fine: whether it is within the rule.
+        rule: the rule of thumb.
+        figure: the figure that shows more.
+    """
+
+    question: str
+    answer: str | None
+    fine: bool
+    rule: str
+    figure: str
+
+
+def checks(found: Measurements, settings: Settings) -> list[Check]:
+    """All questions that apply to this run."""
+    result = [
+        _at_most(
+            "Do sampler and trainer agree on log-probabilities?",
+            _worst(found.metric("generate", agent, "sampler_difference_mean").values() for agent in found.agents),
+            0.02,
+            "largest mean difference of a step: {} nats",
+            "at most 0.02 nats",
+            "sampler",
+            exact=True,
+        ),
+        _at_most(
+            "Is there something to learn from most problems?",
+            _mean_of(found, "uniform"),
+            0.5,
+            "answers without signal, worst learner: {}",
+            "at most half",
+            "groups",
+        ),
+        _at_most(
+            "Are correct answers spared?",
+            _mean_of(found, "punished_correct"),
+            0.01,
+            "correct answers pushed down, worst learner: {}",
+            "at most 1 %",
+            "groups",
+        ),
+        _at_most(
+            "Does the verifier cope with every answer?",
+            _verdict_share(found, ("timeout", "error")),
+            0.0,
+            "timeouts and errors: {}",
+            "none",
+            "verdicts",
+        ),
+        _at_most(
+            "Do answers fit into the length limit?",
+            _verdict_share(found, ("truncated",)),
+            0.1,
+            "answers cut off: {}",
+            "at most 10 %",
+            "verdicts",
+        ),
+        _at_most(
+            "Do the own clip bounds leave most gradients alone?",
+            _silenced(found, "own"),
+            0.5,
+            "own answers silenced, worst learner: {}",
+            "at most half",
+            "own_ratio",
+        ),
+    ]
+    if settings.algorithm.rollouts.share and len(found.agents) > 1:
+        result += [
+            _at_most(
+                "Can learners use what the others wrote?",
+                _unused(found),
+                0.01,
+                "answers of others left out, worst learner: {}",
+                "at most 1 %",
+                "pool",
+            ),
+            _at_most(
+                "Do most answers of others get through the clip bounds?",
+                _silenced(found, "cross"),
+                0.5,
+                "answers of others silenced, worst learner: {}",
+                "at most half",
+                "cross_ratio",
+            ),
+        ]
+    return result
+
+
+def _at_most(
+    question: str, value: float | None, limit: float, answer: str, rule: str, figure: str, *, exact: bool = False
+) -> Check:
+    if value is None:
+        return Check(question, None, True, rule, figure)
+    shown = number(value) if exact else percent(value)
+    return Check(question, answer.format(shown), value <= limit, rule, figure)
+
+
+def _worst(curves: Iterable[Iterable[float]]) -> float | None:
+    return max((value for curve in curves for value in curve), default=None)
+
+
+def _mean_of(found: Measurements, key: str) -> float | None:
+    """Of the advantage metrics over all steps; the learner with the most."""
+    curves = [found.metric("advantage", "all", f"{agent}.{key}").values() for agent in found.agents]
+    return max((sum(curve) / len(curve) for curve in curves if curve), default=None)
+
+
+def _verdict_share(found: Measurements, names: tuple[str, ...]) -> float | None:
+    counts = [
+        (name, count)
+        for verdicts in found.verdicts.values()
+        for name, curve in verdicts.items()
+        for count in curve.values()
+    ]
+    total = sum(count for _, count in counts)
+    return sum(count for name, count in counts if name in names) / total if total else None
+
+
+def _silenced(found: Measurements, kind: str) -> float | None:
+    """Share of rows that a bound silenced over all steps; the learner with the most."""
+    shares = []
+    for agent in found.agents:
+        steps = list(found.ratios.get((agent, kind), {}).values())
+        if steps:
+            rows = sum(ratios.rows for ratios in steps)
+            shares.append(sum((ratios.below + ratios.above) * ratios.rows for ratios in steps) / rows)
+    return max(shares, default=None)
+
+
+def _unused(found: Measurements) -> float | None:
+    shares = []
+    for learner in found.agents:
+        counts = [entry.statuses for entry in found.pool if entry.learner == learner and entry.source != learner]
+        total = sum(sum(statuses.values()) for statuses in counts)
+        if total:
+            shares.append(1 - sum(statuses.get("kept", 0) for statuses in counts) / total)
+    return max(shares, default=None)

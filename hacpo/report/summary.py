@@ -1,0 +1,60 @@
+"""The two small files beside the page: metrics.json for `dvc metrics show`, curves.csv for `dvc plots`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from hacpo.config import Settings
+from hacpo.report.collect import Measurements
+
+_DIGITS = 6
+
+
+def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
+    """Accuracy at the first and the latest evaluation, and what the run has cost.
+
+    Returns:
+        `accuracy` (benchmark -> agent -> start, final), `mean_accuracy` (benchmark -> start, final, change; only where every
+        agent was evaluated), `steps` trained, and `total` rollouts, sampled tokens and seconds (added up over agents).
+    """
+    accuracy: dict[str, dict[str, dict[str, float]]] = {}
+    mean: dict[str, dict[str, float]] = {}
+    for name in settings.evaluation.benchmarks:
+        curves = {agent: found.accuracy[agent, name] for agent in found.agents if found.accuracy.get((agent, name))}
+        ends = {agent: (curve[min(curve)].mean, curve[max(curve)].mean) for agent, curve in curves.items()}
+        if not ends:
+            continue
+        accuracy[name] = {agent: {"start": _rounded(start), "final": _rounded(final)} for agent, (start, final) in ends.items()}
+        if len(ends) == len(found.agents):
+            start, final = (sum(values) / len(values) for values in zip(*ends.values(), strict=True))
+            mean[name] = {"start": _rounded(start), "final": _rounded(final), "change": _rounded(final - start)}
+    timings = sum(values.get("seconds", 0.0) for values in found.metrics.values())
+    return {
+        "accuracy": accuracy,
+        "mean_accuracy": mean,
+        "steps": found.steps_trained,
+        "total": {
+            "rollouts": round(sum(found.total("generate", agent, "rollouts") for agent in found.agents)),
+            "tokens": round(sum(found.total("generate", agent, "tokens") for agent in found.agents)),
+            "seconds": round(timings, 1),
+        },
+    }
+
+
+def curves_csv(found: Measurements, settings: Settings) -> str:
+    """One row per evaluated step; `<agent>.<benchmark>` for every agent and benchmark, empty where there is no value."""
+    keys = [(agent, name) for name in settings.evaluation.benchmarks for agent in found.agents]
+    steps = sorted({step for curve in found.accuracy.values() for step in curve})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", *(f"{agent}.{name}" for agent, name in keys)])
+    for step in steps:
+        estimates = [found.accuracy.get(key, {}).get(step) for key in keys]
+        writer.writerow([step, *("" if found is None else f"{found.mean:.{_DIGITS}f}" for found in estimates)])
+    return text.getvalue()
+
+
+def _rounded(value: float) -> float:
+    return round(value, _DIGITS)

@@ -1,0 +1,267 @@
+"""The page's tables and cards as HTML. Whatever comes from files is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from hacpo.config import Settings
+from hacpo.report.checks import checks
+from hacpo.report.collect import STAGES, Measurements
+from hacpo.report.estimates import Estimate
+from hacpo.report.facts import AgentFacts, ProblemSet, SettingRow
+from hacpo.report.figures import color_of
+from hacpo.report.scales import count, number, percent, points, seconds, short_count
+
+_NONE = '<span class="none">not there</span>'
+
+
+def grid(header: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, kind: str = "") -> str:
+    """A table; the first cell of a row is its heading. Cells are HTML, header and caption are text."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
+        for cells in rows
+    )
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="grid {kind}">'
+        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def named(found: Measurements, agent: str) -> str:
+    """An agent's name with its colour."""
+    return f'<span class="agent"><i class="swatch {color_of(found, agent)}"></i>{escape(agent)}</span>'
+
+
+def headline(found: Measurements, settings: Settings) -> str:
+    """One card per agent with the first benchmark's accuracy before and after, and one with the mean."""
+    benchmark = next((name for name in settings.evaluation.benchmarks if _evaluated(found, name)), None)
+    if benchmark is None:
+        return '<p class="note">No evaluation has finished yet, so there is no held-out accuracy to show.</p>'
+    agents = _evaluated(found, benchmark)
+    cards = []
+    for agent in agents:
+        curve = found.accuracy[agent, benchmark]
+        first, final = curve[min(curve)], curve[max(curve)]
+        cards.append(_card(named(found, agent), first, final, found.change.get((agent, benchmark))))
+    if len(agents) > 1 and len(agents) == len(found.agents):
+        ends = [found.accuracy[agent, benchmark] for agent in agents]
+        first, final = (
+            Estimate(sum(curve[pick(curve)].mean for curve in ends) / len(ends), None, 0) for pick in (min, max)
+        )
+        cards.append(_card("Mean of all agents", first, final, None, kind="mean"))
+    steps = sorted({step for agent in agents for step in found.accuracy[agent, benchmark]})
+    moment = "before training" if steps[-1] == 0 else f"after step {steps[-1]}, against step {steps[0]}"
+    return (
+        f'<p class="eyebrow">Held-out accuracy, <strong>{escape(benchmark)}</strong>, {moment}</p>'
+        f'<div class="cards">{"".join(cards)}</div>'
+    )
+
+
+def _card(name: str, first: Estimate, final: Estimate, change: Estimate | None, kind: str = "") -> str:
+    shown = percent if 0 <= min(first.mean, final.mean) and max(first.mean, final.mean) <= 1 else number
+    share = shown is percent
+    difference = final.mean - first.mean
+    moved = f"{points(difference)} points" if share else f"{difference:+.4g}"
+    error = ""
+    if change is not None and change.error is not None:
+        size = f"{100 * change.error:.1f}" if share else number(change.error)
+        error = f' <span class="error">± {size}</span>'
+    bar = ""
+    if share:
+        low, high = sorted((first.mean, final.mean))
+        bar = (
+            f'<div class="move" aria-hidden="true"><i class="span" style="left:{100 * low:.1f}%;'
+            f'width:{100 * (high - low):.1f}%"></i><i class="from" style="left:{100 * first.mean:.1f}%"></i>'
+            f'<i class="to" style="left:{100 * final.mean:.1f}%"></i></div>'
+        )
+    return (
+        f'<div class="card {kind}"><h3>{name}</h3><p class="big">{shown(final.mean)}</p>{bar}'
+        f'<p class="from-to">from {shown(first.mean)}, <strong>{moved}</strong>{error}</p></div>'
+    )
+
+
+def benchmarks(found: Measurements, settings: Settings) -> str:
+    """Accuracy at the first and latest evaluation, with errors, for every benchmark and agent."""
+    rows = []
+    for name in settings.evaluation.benchmarks:
+        agents = _evaluated(found, name)
+        for agent in agents:
+            curve = found.accuracy[agent, name]
+            change = found.change.get((agent, name))
+            estimates = [curve[min(curve)], curve[max(curve)], change]
+            cells = [_estimate(estimate, signed=estimate is change) for estimate in estimates]
+            rows.append([escape(name), named(found, agent), *cells, str(max(curve)), count(curve[max(curve)].problems)])
+        if len(agents) == len(found.agents) > 1:
+            curves = [found.accuracy[agent, name] for agent in agents]
+            start, final = (sum(curve[pick(curve)].mean for curve in curves) / len(curves) for pick in (min, max))
+            cells = [_plain(start), _plain(final), points(final - start) if _share(start, final) else number(final - start)]
+            rows.append([escape(name), "<em>mean</em>", *cells, "", ""])
+    header = ["benchmark", "agent", "start", "latest", "change in points", "at step", "problems"]
+    caption = "Held-out accuracy, plus or minus one standard error over problems"
+    return grid(header, rows, caption=caption, kind="numeric from-3") if rows else ""
+
+
+def _evaluated(found: Measurements, benchmark: str) -> list[str]:
+    return [agent for agent in found.agents if found.accuracy.get((agent, benchmark))]
+
+
+def _share(*values: float) -> bool:
+    return all(0 <= value <= 1 for value in values)
+
+
+def _plain(value: float) -> str:
+    return percent(value) if _share(value) else number(value)
+
+
+def _estimate(estimate: Estimate | None, *, signed: bool) -> str:
+    if estimate is None:
+        return ""
+    shown = points(estimate.mean) if signed else _plain(estimate.mean)
+    error = "" if estimate.error is None else f' <span class="error">± {100 * estimate.error:.1f}</span>'
+    return shown + error
+
+
+def agents(found: Measurements, facts: Sequence[AgentFacts]) -> str:
+    """Who took part."""
+
+    def cell(value: int | str | None, *, full: bool = True) -> str:
+        if value is None:
+            return _NONE
+        return escape(value) if isinstance(value, str) else (count(value) if full else short_count(value))
+
+    rows = [
+        [
+            named(found, agent.name),
+            cell(agent.architecture),
+            cell(agent.parameters, full=False),
+            f"{cell(agent.layers)} × {cell(agent.width)}",
+            cell(agent.vocabulary),
+            cell(agent.context),
+            escape(agent.origin),
+        ]
+        for agent in facts
+    ]
+    header = ["agent", "architecture", "parameters", "layers × width", "vocabulary", "context", "where from"]
+    return grid(header, rows, caption="Agents", kind="agents")
+
+
+def problem_sets(sets: Sequence[ProblemSet]) -> str:
+    """What was asked."""
+    rows = []
+    for entry in sets:
+        example = "" if entry.example is None else f"<q>{_short(entry.example[0])}</q> → <q>{_short(entry.example[1])}</q>"
+        size = _NONE if entry.problems is None else count(entry.problems)
+        rows.append([f"<code>{escape(entry.name)}</code>", escape(", ".join(entry.roles)), size, example, escape(entry.origin)])
+    header = ["set", "used for", "problems", "its first problem and answer", "where from"]
+    return grid(header, rows, caption="Problems", kind="sets")
+
+
+def _short(text: str, most: int = 160) -> str:
+    return escape(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def setting_table(rows: Sequence[SettingRow]) -> str:
+    """Every resolved setting; those that differ from the recipe or the default are marked."""
+    words = {"recipe": "recipe", "default": "default", "given": "given"}
+    cells = []
+    for row in rows:
+        standing = words.get(row.standing) or f"<strong>changed</strong>, otherwise <code>{_short(row.reference)}</code>"
+        value = f"<code>{_short(row.value, 400)}</code>"
+        cells.append([f"<code>{escape(row.key)}</code>", value, standing, escape(row.meaning)])
+    return grid(["setting", "value", "standing", "meaning"], cells, caption="All settings", kind="settings")
+
+
+def changed_settings(rows: Sequence[SettingRow]) -> str:
+    """A sentence with the settings of the algorithm that differ from the recipe."""
+    changed = [row for row in rows if row.standing == "changed" and row.key.startswith("algorithm.")]
+    if not changed:
+        return "All its settings are the recipe's own."
+    listed = ", ".join(
+        f"<code>{escape(row.key.removeprefix('algorithm.'))}</code> {escape(row.value)} (recipe: {escape(row.reference)})"
+        for row in changed
+    )
+    return f"Changed from the recipe: {listed}."
+
+
+def check_list(found: Measurements, settings: Settings) -> str:
+    """The questions of `checks` as a list."""
+    items = []
+    for check in checks(found, settings):
+        state, word = ("open", "no data yet") if check.answer is None else ("fine", "fine") if check.fine else ("look", "look")
+        answer = "" if check.answer is None else f"{escape(check.answer)}; "
+        items.append(
+            f'<li class="check {state}"><span class="state">{word}</span><a href="#{check.figure}">{escape(check.question)}</a>'
+            f'<span class="because">{answer}rule of thumb: {escape(check.rule)}</span></li>'
+        )
+    return f'<ul class="checks">{"".join(items)}</ul>'
+
+
+def cost(found: Measurements) -> str:
+    """Rollouts, tokens and seconds per agent and in all."""
+    columns = [*found.agents, "all"]
+
+    def row(title: str, values: Sequence[float], shown: object, *, add: bool = True) -> list[str]:
+        assert callable(shown)
+        total = [shown(sum(values)) if add else ""]
+        return [title, *(shown(value) if value else "" for value in values), *total]
+
+    def totals(stage: str, key: str) -> list[float]:
+        return [found.total(stage, agent, key) for agent in found.agents]
+
+    evaluation = [
+        sum(value for (stage, _, name), values in found.metrics.items() if stage == "evaluate" and name == agent
+            for key, value in values.items() if key.endswith(".tokens"))
+        for agent in found.agents
+    ]
+    rows = [
+        row("rollouts sampled", totals("generate", "rollouts"), count),
+        row("tokens sampled", totals("generate", "tokens"), count),
+        row("tokens of prompts", totals("generate", "prompt_tokens"), count),
+        row("tokens learned from", totals("update", "tokens"), count),
+        row("updates", totals("update", "updates"), count),
+        row("tokens sampled in evaluations", evaluation, count),
+    ]
+    for stage in STAGES:
+        values = totals(stage, "seconds")
+        shared = found.total(stage, "all", "seconds")
+        cells = row(f"time: {stage}", values, seconds)
+        if shared:
+            cells[-1] = seconds(sum(values) + shared)
+        if sum(values) + shared:
+            rows.append(cells)
+    spent = [sum(found.total(stage, agent, "seconds") for stage in STAGES) for agent in columns]
+    rows.append(["<strong>time in all</strong>", *(seconds(value) for value in spent[:-1]), seconds(sum(spent))])
+    peak = [max([0.0, *(v.get("peak_memory_mib", 0.0) for (_, _, name), v in found.metrics.items() if name == agent)]) for agent in found.agents]
+    rows.append(row("peak memory, MiB", peak, count, add=False))
+    header = ["", *(agent for agent in found.agents), "all"]
+    return grid(header, rows, caption="Cost so far", kind="numeric")
+
+
+def pool(found: Measurements) -> str:
+    """How many of each author's answers each learner could use."""
+    rows = []
+    names = sorted({name for entry in found.pool for name in entry.statuses} - {"kept"})
+    for learner in found.agents:
+        for source in found.agents:
+            entries = [entry for entry in found.pool if (entry.learner, entry.source) == (learner, source)]
+            total = sum(sum(entry.statuses.values()) for entry in entries)
+            if not total:
+                continue
+            counts = [sum(entry.statuses.get(name, 0) for entry in entries) for name in ("kept", *names)]
+            same = sum(entry.roundtrip * sum(entry.statuses.values()) for entry in entries) / total
+            authored = sum(entry.source_tokens for entry in entries)
+            needed = sum(entry.learner_tokens for entry in entries)
+            rows.append(
+                [
+                    named(found, learner),
+                    named(found, source) if source != learner else "itself",
+                    count(total),
+                    *(f"{count(value)} <span class='error'>{percent(value / total)}</span>" for value in counts),
+                    percent(same),
+                    f"{needed / authored:.2f}" if authored else "",
+                ]
+            )
+    header = ["learner", "author", "answers", "kept", *names, "round trip", "learner's tokens per author's"]
+    return grid(header, rows, caption="Pools of all steps", kind="numeric from-3") if rows else ""

@@ -1,0 +1,178 @@
+"""One step of training: which responses each update sees, and that saving and resuming changes no bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hacpo.config import RECIPES, AlgorithmSettings, EngineSettings, OptimizerSettings
+from hacpo.engines.checkpoint import load_model, policy_hash, save_model
+from hacpo.engines.tokenizers import ChatTokenizer
+from hacpo.engines.trainer import Trainer, UpdatePlan, plan_updates
+from hacpo.errors import ArtifactError
+
+SETTINGS = EngineSettings(device="cpu", threads=1)
+
+
+def rows_of(problems: int = 6, sources: tuple[str, ...] = ("ada", "bo"), group: int = 2, **values: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "rollout_id": f"{problem}/{source}/{sample}",
+            "problem_id": str(problem),
+            "source": source,
+            "is_self": source == "ada",
+            "status": "kept",
+            "prompt_token_ids": [5] * (3 + problem),
+            "token_ids": [6 + sample, 7 + problem, 1],
+            "learner_tokens": 3,
+            "source_tokens": 3,
+            "source_logprob": -6.0,
+            "text_bytes": 3,
+            "effective_advantage": (-1.0) ** sample,
+            "old_logprobs": [-2.0, -2.0, -2.0],
+            **values,
+        }
+        for problem in range(problems)
+        for source in sources
+        for sample in range(group)
+    ]
+
+
+def test_mixed_updates_take_whole_prompts_each_once() -> None:
+    rows = rows_of()
+    plan = plan_updates(rows, updates=3, order="mixed", seed=1)
+    assert sorted(row["rollout_id"] for part in plan.rows for row in part) == sorted(row["rollout_id"] for row in rows)
+    for part, counts in zip(plan.rows, plan.counts, strict=True):
+        assert len({row["problem_id"] for row in part}) == 2
+        assert counts == {"ada": 4, "bo": 4}
+    again = plan_updates(rows, updates=3, order="mixed", seed=1)
+    assert [[r["rollout_id"] for r in part] for part in again.rows] == [[r["rollout_id"] for r in p] for p in plan.rows]
+    other = plan_updates(rows, updates=3, order="mixed", seed=2)
+    assert [[r["rollout_id"] for r in part] for part in other.rows] != [[r["rollout_id"] for r in p] for p in plan.rows]
+
+
+def test_self_first_takes_own_responses_in_the_earlier_updates() -> None:
+    plan = plan_updates(rows_of(), updates=4, order="self_first", seed=1)
+    assert [{row["source"] for row in part} for part in plan.rows] == [{"ada"}, {"ada"}, {"bo"}, {"bo"}]
+    assert sum(len(part) for part in plan.rows) == 24
+
+
+def test_unusable_responses_are_left_out_but_counted() -> None:
+    rows = rows_of()
+    for row in rows:
+        row["status"] = "too_long" if row["source"] == "bo" and row["rollout_id"].endswith("1") else "kept"
+    plan = plan_updates(rows, updates=1, order="mixed", seed=1)
+    assert len(plan.rows[0]) == 18
+    assert plan.counts == [{"ada": 12, "bo": 12}]
+
+
+def trainer_of(folder: Path, micro_batch_size: int = 64, recipe: str = "hacpo", **loss: Any) -> Trainer:
+    preset = {**RECIPES[recipe], "recipe": recipe}
+    preset["loss"] = {**preset["loss"], **loss}
+    return Trainer(
+        load_model(folder, SETTINGS),
+        ChatTokenizer(folder).pad_token_id,
+        AlgorithmSettings.model_validate(preset),
+        OptimizerSettings(learning_rate=1e-3, micro_batch_size=micro_batch_size),
+        temperature=1.0,
+        initial_model=load_model(folder, SETTINGS) if loss.get("kl_coef") else None,
+    )
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def test_saving_and_resuming_between_steps_changes_no_bit(models: Path, tmp_path: Path) -> None:
+    plans = [plan_updates(rows_of(), updates=2, order="mixed", seed=seed) for seed in (1, 2)]
+    through = trainer_of(models / "ada")
+    for plan in plans:
+        through.train(plan)
+
+    first = trainer_of(models / "ada")
+    first.train(plans[0])
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_model(first.model, folder, like=models / "ada")
+    first.save(folder / "trainer")
+    second = trainer_of(folder)
+    second.load(folder / "trainer")
+    trace, _ = second.train(plans[1])
+    assert len(trace) == 24
+    for name, tensor in weights(through).items():
+        assert torch.equal(tensor, weights(second)[name]), name
+    assert policy_hash(folder) != policy_hash(models / "ada")
+    assert (folder / "tokenizer.json").read_bytes() == (models / "ada" / "tokenizer.json").read_bytes()
+    assert (folder / "config.json").read_bytes() == (models / "ada" / "config.json").read_bytes()
+
+
+def test_damaged_optimizer_state_is_refused(models: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(models / "ada")
+    trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+    trainer.save(tmp_path / "trainer")
+    file = tmp_path / "trainer" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ArtifactError, match="the optimizer state cannot be used"):
+        trainer_of(models / "ada").load(tmp_path / "trainer")
+
+
+def test_micro_batches_do_not_change_the_gradient(models: Path) -> None:
+    """Same trace to rounding, and weights within what AdamW's first step makes of a rounding error."""
+    results = []
+    for size in (64, 5):
+        trainer = trainer_of(models / "ada", micro_batch_size=size)
+        trace, metrics = trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+        results.append((trace, metrics))
+    for one, other in zip(*(result[0] for result in results), strict=True):
+        assert one["rollout_id"] == other["rollout_id"]
+        assert one["ratio"] == pytest.approx(other["ratio"], abs=1e-5)
+    assert results[0][1]["grad_norm"] == pytest.approx(results[1][1]["grad_norm"], rel=1e-4)
+
+
+def test_no_signal_leaves_the_weights_alone(models: Path) -> None:
+    trainer = trainer_of(models / "ada")
+    before = weights(trainer)
+    _, metrics = trainer.train(plan_updates(rows_of(effective_advantage=0.0), updates=2, order="mixed", seed=1))
+    assert metrics["grad_norm"] == 0.0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
+
+
+def test_an_update_without_usable_responses_counts_and_changes_nothing(models: Path) -> None:
+    trainer = trainer_of(models / "ada")
+    before = weights(trainer)
+    trace, _ = trainer.train(UpdatePlan([[], []], [{"ada": 2}, {"ada": 2}]))
+    assert trace == []
+    assert trainer.updates_done == 2
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_every_recipe_trains_with_finite_numbers(models: Path, recipe: str) -> None:
+    sources = ("ada", "bo") if RECIPES[recipe]["rollouts"]["share"] else ("ada",)
+    trainer = trainer_of(models / "ada", recipe=recipe, kl_coef=0.01)
+    trace, metrics = trainer.train(plan_updates(rows_of(sources=sources), updates=2, order="mixed", seed=1))
+    assert all(torch.isfinite(torch.tensor([v for v in row.values() if isinstance(v, float)])).all() for row in trace)
+    assert metrics["grad_norm"] > 0
+
+
+def test_naive_by_own_policy_divides_by_the_learners_old_logprobs(models: Path) -> None:
+    preset = {**RECIPES["naive"], "recipe": "naive"}
+    preset["importance"] = {**preset["importance"], "reference": "self"}
+    trainer = trainer_of(models / "ada")
+    trainer.algorithm = AlgorithmSettings.model_validate(preset)
+    trace, _ = trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+    for row in trace:
+        if not row["is_self"]:
+            assert row["ratio"] == pytest.approx(1.0, abs=1e-6)
+            assert row["source_logprob"] == pytest.approx(row["learner_logprob"], abs=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_step(models: Path) -> None:
+    trainer = trainer_of(models / "ada")
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(float("nan"))
+    with pytest.raises(ArtifactError, match="the gradient is not finite"):
+        trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))

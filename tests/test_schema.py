@@ -1,0 +1,170 @@
+"""Reading refuses what is not whole and not ours; writing leaves the old file or the new one."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hacpo import schema
+from hacpo.errors import ArtifactError, MissingInputError, StorageError
+from hacpo.schema import CAPABILITY, SCHEDULE, read_table, to_arrow, write_table
+
+ROWS = [
+    {"step": 1, "position": number, "problem_id": f"p{number}", "problem": "1+1=?", "answer": "2"} for number in range(5)
+]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "step=0001"
+    write_table(
+        path,
+        SCHEDULE,
+        to_arrow(SCHEDULE, ROWS),
+        run="r",
+        partition="step=0001",
+        settings={"seed": 1},
+        rows_per_shard=2,
+    )
+    return path
+
+
+def test_shards_keep_order_and_carry_their_origin(table: Path) -> None:
+    assert [path.name for path in sorted(table.iterdir())] == [f"part-0000{n}.parquet" for n in range(3)]
+    assert read_table(table, SCHEDULE, run="r", partition="step=0001").to_pylist() == ROWS
+    metadata = schema.read_metadata(table)
+    assert metadata == {
+        "schema": "schedule/1",
+        "run": "r",
+        "partition": "step=0001",
+        "shard": "0/3",
+        "settings": {"seed": 1},
+    }
+    codec = pq.ParquetFile(table / "part-00000.parquet").metadata.row_group(0).column(0).compression
+    assert codec == "ZSTD"
+
+
+def test_the_same_rows_are_the_same_bytes(table: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    write_table(
+        again, SCHEDULE, to_arrow(SCHEDULE, ROWS), run="r", partition="step=0001", settings={"seed": 1}, rows_per_shard=2
+    )
+    for path in sorted(table.iterdir()):
+        assert path.read_bytes() == (again / path.name).read_bytes()
+
+
+def test_an_empty_table_is_one_shard_without_rows(tmp_path: Path) -> None:
+    write_table(tmp_path / "empty", SCHEDULE, to_arrow(SCHEDULE, []), run="r", rows_per_shard=2)
+    assert len(read_table(tmp_path / "empty", SCHEDULE, run="r")) == 0
+
+
+def test_missing_table_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match="the schedule table is missing. Run `hacpo prepare pipelines/r`"):
+        read_table(tmp_path / "nothing", SCHEDULE, made_by="hacpo prepare pipelines/r")
+
+
+@pytest.mark.parametrize(("run", "part", "says"), [("other", "step=0001", "another run"), ("r", "step=0002", "another partition")])
+def test_a_shard_of_another_run_or_step_is_refused(table: Path, run: str, part: str, says: str) -> None:
+    with pytest.raises(ArtifactError, match=says):
+        read_table(table, SCHEDULE, run=run, partition=part)
+
+
+def test_a_table_of_another_kind_is_refused(table: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"another schema \(expected capability/1, found schedule/1\)"):
+        read_table(table, CAPABILITY)
+
+
+def test_a_truncated_shard_is_refused(table: Path) -> None:
+    shard = table / "part-00001.parquet"
+    shard.write_bytes(shard.read_bytes()[:-20])
+    with pytest.raises(ArtifactError, match=r"part-00001.parquet: damaged or truncated"):
+        read_table(table, SCHEDULE)
+
+
+def test_any_flipped_bit_in_the_data_is_refused(tmp_path: Path) -> None:
+    """Every byte between the magic number and the footer belongs to a checksummed page or its header."""
+    path = tmp_path / "t.parquet"
+    write_table(path, SCHEDULE, to_arrow(SCHEDULE, ROWS), run="r")
+    whole = path.read_bytes()
+    footer = int.from_bytes(whole[-8:-4], "little")
+    undetected = []
+    for position in range(4, len(whole) - 8 - footer, 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            same = read_table(path, SCHEDULE).to_pylist() == ROWS
+        except ArtifactError:
+            continue
+        if not same:
+            undetected.append(position)
+    assert not undetected
+
+
+@pytest.mark.parametrize("lost", ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"])
+def test_a_lost_shard_is_noticed(table: Path, lost: str) -> None:
+    (table / lost).unlink()
+    with pytest.raises(ArtifactError, match="a shard is missing, renamed or left over"):
+        read_table(table, SCHEDULE)
+
+
+def test_missing_column_wrong_type_and_nulls_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write_table(path, SCHEDULE, to_arrow(SCHEDULE, ROWS), run="r")
+    original = pq.read_table(path)
+
+    def rewrite(changed: pa.Table) -> None:
+        pq.write_table(changed.replace_schema_metadata(original.schema.metadata), path)
+
+    rewrite(original.drop(["answer"]))
+    with pytest.raises(ArtifactError, match="column 'answer' is missing"):
+        read_table(path, SCHEDULE)
+    assert len(read_table(path, SCHEDULE, columns=["step", "position"])) == 5
+    rewrite(original.set_column(0, "step", pa.array([1] * 5, pa.int64())))
+    with pytest.raises(ArtifactError, match=r"column 'step' has the wrong type \(expected int32, found int64\)"):
+        read_table(path, SCHEDULE)
+    rewrite(original.set_column(2, "problem_id", pa.array([None, "a", "b", "c", "d"])))
+    with pytest.raises(ArtifactError, match="column 'problem_id' has nulls"):
+        read_table(path, SCHEDULE)
+
+
+def test_a_duplicated_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write_table(path, SCHEDULE, to_arrow(SCHEDULE, [*ROWS, ROWS[3]]), run="r")
+    with pytest.raises(ArtifactError, match=r"the same row twice \(found step 1, position 3\)"):
+        read_table(path, SCHEDULE)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(table: Path) -> None:
+    before = {path.name: path.read_bytes() for path in table.iterdir()}
+    with pytest.raises(RuntimeError), schema.atomic(table) as scratch:
+        scratch.mkdir()
+        (scratch / "half").write_text("x")
+        raise RuntimeError
+    assert {path.name: path.read_bytes() for path in table.iterdir()} == before
+    assert [path.name for path in table.parent.iterdir()] == [table.name]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(table: Path) -> None:
+    stale = table.with_name(f".{table.name}.tmp-99999")
+    stale.mkdir()
+    with schema.atomic(table) as scratch:
+        scratch.mkdir()
+    assert [path.name for path in table.parent.iterdir()] == [table.name]
+
+
+def test_a_full_disk_is_one_clear_error_and_nothing_is_written(tmp_path: Path) -> None:
+    """A file-size limit stands in for the disk: the write fails in the same place, with EFBIG instead of ENOSPC."""
+    rows = [{**ROWS[0], "position": number, "problem": str(number) * 50} for number in range(5000)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(StorageError, match="cannot be written: file too large"):
+            write_table(tmp_path / "t.parquet", SCHEDULE, to_arrow(SCHEDULE, rows), run="r")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())

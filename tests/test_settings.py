@@ -1,0 +1,125 @@
+"""params.yaml: what is accepted, what is refused, and that a stage reads only what it declares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import PARAMS, ROOT
+from hacpo import settings as settings_of
+from hacpo.config import RECIPES, Settings
+from hacpo.errors import SettingsError
+from hacpo.settings_doc import document
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "params.yaml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, text: str) -> Settings:
+    return settings_of.load(write(folder, text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("group_size: 4", "gruop_size: 4", "unknown key 'sampling.gruop_size'. Did you mean 'group_size'?"),
+        ("seed: 1", "sede: 1", "unknown key 'sede'. Did you mean 'seed'?"),
+        ("importance: {alpha: 1.0}", "importance: {alfa: 1.0}", "unknown key 'algorithm.importance.alfa'"),
+        ("group_size: 4", "group_size: four", "sampling.group_size: input should be a valid integer (found 'four')"),
+        ("group_size: 4", "group_size: 4.5", "sampling.group_size"),
+        ("group_size: 4", "group_size: true", "sampling.group_size"),
+        ("alpha: 1.0", "alpha: .nan", "algorithm.importance.alpha"),
+        ("alpha: 1.0", "alpha: -1", "algorithm.importance.alpha"),
+        ("seed: 1\n", "", "'seed' is missing"),
+        ("recipe: hacpo", "recipe: hacop", "Did you mean 'hacpo'?"),
+        ("  ada: {", "  a/da: {", "agents: 'a/da' cannot be a name"),
+        ("  ada: {", "  ..: {", "cannot be a name"),
+        ("ada: {model: models/ada}", "ada: {}", "give exactly one of `model` (a folder) and `tiny`"),
+        ("train: arithmetic/train", "train: arithmetic/tain", "'arithmetic/tain' is not in data.sets"),
+        ("prompts: 8, minibatch_prompts: 4", "prompts: 2, minibatch_prompts: 1", "cannot be split over 4 updates"),
+        ("seed: 1", "seed: 1\nseed: 2", "not valid YAML"),
+        ("seed: 1", "seed: [1", "not valid YAML"),
+    ],
+)
+def test_bad_params_are_refused_in_one_clear_line(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in PARAMS
+    with pytest.raises(SettingsError) as refused:
+        load(tmp_path, PARAMS.replace(old, new, 1))
+    assert says in str(refused.value)
+    assert str(tmp_path / "params.yaml") in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_group_of_one_is_refused_only_where_nothing_else_is_compared(tmp_path: Path) -> None:
+    one = PARAMS.replace("group_size: 4", "group_size: 1")
+    assert load(tmp_path, one).responses_per_prompt == 1  # two agents share: 2 responses per prompt
+    with pytest.raises(SettingsError, match="recipe 'gspo' compares responses to one prompt and needs at least 2"):
+        load(tmp_path, one.replace("recipe: hacpo", "recipe: gspo"))
+    assert load(tmp_path, one.replace("recipe: hacpo", "recipe: gspo_x2")).responses_per_prompt == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "responses", "updates"),
+    # U = 8 prompts / 4 per minibatch = 2; sharing: n U with n = 2; gspo_x2: 2 U (ALGORITHM, recipes).
+    [("grpo", 4, 2), ("gspo", 4, 2), ("gspo_x2", 8, 4), ("naive", 4, 4), ("hacpo", 4, 4), ("no_clip", 4, 4)],
+)
+def test_rollout_and_update_counts_of_the_recipes(tmp_path: Path, recipe: str, responses: int, updates: int) -> None:
+    settings = load(tmp_path, PARAMS.replace("recipe: hacpo", f"recipe: {recipe}"))
+    assert (settings.responses_per_prompt, settings.updates_per_step) == (responses, updates)
+
+
+def test_keys_override_the_recipe_and_exponents_are_numbers(tmp_path: Path) -> None:
+    settings = load(tmp_path, PARAMS.replace("alpha: 1.0", "alpha: 3").replace("own_low: 0.03", "own_low: 3e-4"))
+    assert settings.algorithm.importance.alpha == 3
+    assert settings.algorithm.clip.own_low == 3e-4
+    assert settings.algorithm.clip.cross_delta == RECIPES["hacpo"]["clip"]["cross_delta"]
+
+
+def test_set_overrides_one_value(tmp_path: Path) -> None:
+    path = write(tmp_path, PARAMS)
+    assert settings_of.load(path, ["algorithm.importance.alpha=2.5"]).algorithm.importance.alpha == 2.5
+    with pytest.raises(SettingsError, match="not of the form key=value"):
+        settings_of.load(path, ["algorithm.importance.alpha"])
+    with pytest.raises(SettingsError, match="unknown key 'algorithm.importance.alfa'"):
+        settings_of.load(path, ["algorithm.importance.alfa=1"])
+
+
+@pytest.mark.parametrize("stage", list(settings_of.READS))
+def test_a_stage_sees_only_what_it_declares(tmp_path: Path, stage: str) -> None:
+    settings = load(tmp_path, PARAMS)
+    view = settings_of.restrict(settings, stage, "ada")
+    declared = settings_of.reads(settings, stage, "ada")
+
+    def check(seen: Any, allowed: dict[str, Any], full: Any) -> None:
+        for name in type(full).model_fields:
+            if name == "agents":
+                continue
+            if name not in allowed:
+                with pytest.raises(AttributeError):
+                    getattr(seen, name)
+            elif isinstance(allowed[name], dict) and hasattr(full, name) and hasattr(getattr(full, name), "model_dump"):
+                check(getattr(seen, name), allowed[name], getattr(full, name))
+            else:
+                assert getattr(seen, name) == getattr(full, name)
+
+    check(view, declared, settings)
+
+
+def test_settings_page_is_current() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == document(), (
+        "run `python -m hacpo.settings_doc > docs/settings.md`"
+    )
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines").glob("*/params.yaml")), ids=lambda path: path.parent.name)
+def test_shipped_pipelines_are_valid_and_stamped(path: Path) -> None:
+    from hacpo.pipeline.plan import rendered
+    from hacpo.pipeline.project import Pipeline
+
+    for file, text in rendered(Pipeline.open(path.parent)).items():
+        assert file.read_text() == text, f"run `hacpo plan pipelines/{path.parent.name}`"
