@@ -11,6 +11,7 @@ to six decimals, which makes all small numbers equal; a relative bound repairs t
 from __future__ import annotations
 
 import logging
+import math
 import re
 from functools import lru_cache
 from typing import Any
@@ -27,7 +28,7 @@ RELATIVE_TOLERANCE = 1e-4
 _UNREADABLE = re.compile(
     r"[0-9]\s+[0-9]"  # 2 3 would be 5
     r"|[0-9]\.[0-9]+\.[0-9]"  # 1.2.3 would be a product
-    r"|\}\s+[0-9]|[0-9]\s*\{|^\{[^{}]*\}\s*\{"  # 5{6} would be 11
+    r"|[0-9]\s*\{|^\{[^{}]*\}\s*\{"  # 5{6} would be 11
     r"|%|\?|__|\\operatorname"
 )
 _GROUPING = [
@@ -40,8 +41,17 @@ _IMAGINARY = re.compile(r"(?<![A-Za-z\\_])(?<!_\{)i(?![A-Za-z])|\\text\{i\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+(?:\{[a-zA-Z ]+\})?")
 
 
+_EVALUATED_WHEN_READ = re.compile(r"\\binom\s*\{[^{}]*(?:[0-9]{5}|[!^])|\\[gG]amma\s*\(|(?:!\s*){3}")
+MAX_DIGITS = 10_000
+"""Longest whole number that a comparison may have to write out."""
+
+
 class UnreadableError(Exception):
     """The library cannot read a text, so nothing is known about its value."""
+
+
+class TooLargeError(Exception):
+    """A number in a text is too large to be computed with."""
 
 
 def equal(answer: str, gold: str) -> bool:
@@ -51,6 +61,7 @@ def equal(answer: str, gold: str) -> bool:
 
     Raises:
         UnreadableError: the gold answer cannot be read, and the two are not the same characters.
+        TooLargeError: a number is too large to be computed with, such as 9^{9^9}.
     """
     if _bare(answer) == _bare(gold):
         return True
@@ -58,7 +69,9 @@ def equal(answer: str, gold: str) -> bool:
         return False  # the library drops primes
     both = _without_commands(answer) + " " + _without_commands(gold)
     lowercase = not any(letter.isupper() and letter.lower() in both for letter in both)
-    imaginary = bool(_IMAGINARY.search(answer) or _IMAGINARY.search(gold)) and not re.search(r"\\(?:sum|prod)", answer + gold)
+    imaginary = bool(_IMAGINARY.search(answer) or _IMAGINARY.search(gold)) and not re.search(
+        r"\\(?:sum|prod)", answer + gold
+    )
     expected = _read(gold, lowercase, imaginary)
     try:
         found = _read(answer, lowercase, imaginary)
@@ -94,8 +107,10 @@ def _read(text: str, lowercase: bool, imaginary: bool) -> Any:
     prepared = _prepared(text, imaginary)
     if _UNREADABLE.search(prepared):
         raise UnreadableError(text)
+    if _EVALUATED_WHEN_READ.search(prepared):
+        raise TooLargeError(text)
     try:
-        return latex2sympy(
+        value = latex2sympy(
             prepared,
             is_real=not imaginary,
             normalization_config=None,
@@ -105,15 +120,41 @@ def _read(text: str, lowercase: bool, imaginary: bool) -> Any:
         raise
     except Exception as error:  # the reader raises bare Exceptions, and others from deep inside
         raise UnreadableError(text) from error
+    if _digits(value) > MAX_DIGITS:
+        raise TooLargeError(text)
+    return value
+
+
+def _digits(node: Any) -> float:
+    """An upper estimate of the digits of the largest number in an expression that is not evaluated yet."""
+    if isinstance(node, sympy.Rational):
+        return math.log10(max(abs(node.p), node.q)) if node.is_finite else 1.0
+    parts = node if isinstance(node, sympy.MatrixBase) else getattr(node, "args", ())
+    sizes = [_digits(part) for part in parts]
+    if isinstance(node, (sympy.Pow, sympy.exp)) and sizes and node.exp.is_number:
+        return max(1.0, sizes[0]) * _magnitude(node.exp)
+    if isinstance(node, sympy.factorial) and node.args[0].is_number:
+        return max(1.0, sizes[0]) * _magnitude(node.args[0])
+    return sum(sizes) if isinstance(node, sympy.Mul) else max(sizes, default=1.0)
+
+
+def _magnitude(node: Any) -> float:
+    return abs(float(node)) if isinstance(node, sympy.Float) else 10 ** min(_digits(node), 300.0)
 
 
 def _relatively_close(found: Any, expected: Any) -> bool:
-    if not isinstance(found, sympy.Expr) or not isinstance(expected, sympy.Expr) or found.free_symbols | expected.free_symbols:
+    if (
+        not isinstance(found, sympy.Expr)
+        or not isinstance(expected, sympy.Expr)
+        or found.free_symbols | expected.free_symbols
+    ):
         return True
     if found.is_Integer and expected.is_Integer:
         return True
     try:
         value, gold = complex(found.evalf(15)), complex(expected.evalf(15))
     except (TypeError, ValueError, OverflowError):
+        return True
+    if not math.isfinite(abs(value)) or not math.isfinite(abs(gold)):
         return True
     return abs(value - gold) <= RELATIVE_TOLERANCE * max(abs(value), abs(gold))

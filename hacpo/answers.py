@@ -104,10 +104,27 @@ _CHARACTERS = {
     **dict.fromkeys("−–—‐‑‒―", "-"),
     **dict.fromkeys("·⋅∙", r"\cdot "),
     **dict.fromkeys("′’‘`´", "'"),
-    **dict.fromkeys("“”\"\u200b\u200c\u200d\u2060\ufeff", ""),
+    **dict.fromkeys('“”"\u200b\u200c\u200d\u2060\ufeff', ""),
     **{"×": r"\times ", "÷": r"\div ", "∗": "*", "√": r"\sqrt ", "∞": r"\infty ", "°": r"^\circ ", "º": r"^\circ "},
-    **{"≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp "},
-    **{"∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "∠": r"\angle "},
+    **{
+        "≤": r"\le ",
+        "⩽": r"\le ",
+        "≥": r"\ge ",
+        "⩾": r"\ge ",
+        "≠": r"\ne ",
+        "≈": r"\approx ",
+        "±": r"\pm ",
+        "∓": r"\mp ",
+    },
+    **{
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "ℝ": r"\mathbb{R}",
+        "ℤ": r"\mathbb{Z}",
+        "∠": r"\angle ",
+    },
     **{"€": r"\text{euros}", "£": r"\text{pounds sterling}", "¥": r"\text{yen}", "₹": r"\text{rupees}"},
     **{
         chr(code): "\\" + unicodedata.name(chr(code)).split()[-1].lower() + " "
@@ -181,10 +198,14 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\^\s*([+-][0-9]+)", r"^{\1}"),
     (r"\\frac\s*" + _ARGUMENT + r"\s*" + _ARGUMENT, r"\\frac{\1}{\2}"),
     (r"\\frac\s*" + _ARGUMENT + r"\s*(?=\{)", r"\\frac{\1}"),
+    (r"\\frac\s*(\{[^{}]*\})\s*([0-9a-zA-Z])", r"\\frac\1{\2}"),
     (r"\\sqrt\s*(\[[^\[\]]*\])?\s*\(([^()]*)\)", r"\\sqrt\1{\2}"),
     (r"\\sqrt\s*(\[[^\[\]]*\])?\s*([0-9]+(?:\.[0-9]+)?|[a-zA-Z])", r"\\sqrt\1{\2}"),
     (r"\\begin\s*\{array\}\s*\{[^{}]*\}(.*?)\\end\s*\{array\}", r"\\begin{matrix}\1\\end{matrix}"),
-    (r"[\[(]\s*\\begin\s*\{(?:small)?matrix\}(.*?)\\end\s*\{(?:small)?matrix\}\s*[\])]", r"\\begin{pmatrix}\1\\end{pmatrix}"),
+    (
+        r"[\[(]\s*\\begin\s*\{(?:small)?matrix\}(.*?)\\end\s*\{(?:small)?matrix\}\s*[\])]",
+        r"\\begin{pmatrix}\1\\end{pmatrix}",
+    ),
     (r"\\(begin|end)\s*\{[bB]matrix\}", r"\\\1{pmatrix}"),
     (r"(?:\\\\)\s*(\\end)", r" \1"),
     # Lists: `and`, `or` are commas; what text there is around them stays text.
@@ -203,7 +224,9 @@ def tidy(text: str) -> str:
     """The same answer in one spelling: LaTeX commands for signs, one command of several synonyms, no layout."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda run: f"^{{{run[0].translate(_RAISED)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋ₙ]+", lambda run: f"_{{{run[0].translate(_LOWERED)}}}", text)
-    text = re.sub("[¼-¾⅐-⅞]", lambda sign: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign[0]).split("⁄")), text)
+    text = re.sub(
+        "[¼-¾⅐-⅞]", lambda sign: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign[0]).split("⁄")), text
+    )
     text = unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
     if r"\begin" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)  # commands escaped once too often, as JSON does

@@ -337,14 +337,24 @@ class PoolSettings(Section):
 class VerificationSettings(Section):
     """How answers are checked, and how far hostile text gets."""
 
-    timeout_seconds: float = knob(
-        5.0, doc="Longest time for one response; then its verdict is `timeout`.", unit="s", gt=0
+    timeout_seconds: float = knob(5.0, doc="Longest time for one response; then its verdict is `timeout`.", unit="s", gt=0)
+    patience_seconds: float = knob(
+        60.0,
+        doc="Worker time that timeouts may cost one batch of responses; after it the limit falls to a tenth for the rest.",
+        unit="s",
+        ge=0,
     )
     memory_mib: int = knob(
-        1024, doc="Address space a verification worker may add to its start size.", unit="MiB", ge=64
+        1024, doc="Memory a verification worker may add to its start size; then the verdict is `error`.", unit="MiB", ge=64
     )
     workers: int = knob(1, doc="Verification processes.", unit="processes", ge=1)
-    max_characters: int = knob(2000, doc="Longest boxed answer that is parsed.", unit="characters", ge=1)
+    max_characters: int = knob(
+        1000, doc="Longest boxed answer that is parsed; the verdict on a longer one is `error`.", unit="characters", ge=1
+    )
+    max_nesting: int = knob(
+        10, doc="Deepest nesting of brackets that is parsed (parsing time grows exponentially with it).", unit="levels", ge=1
+    )
+    max_extracted: int = knob(200, doc="Longest `extracted` kept in a table; the rest is cut.", unit="characters", ge=1)
 
 
 class OptimizerSettings(Section):

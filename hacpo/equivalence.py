@@ -24,11 +24,15 @@ _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
 _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}", re.DOTALL)
 _NUMERAL = re.compile(r"(-?)\(?(?:\\text\{)?([0-9A-Z]*[0-9][0-9A-Z]*)\}?\)?_\{?(?:\\text\{)?([0-9]{1,2})\}*")
 _CLOCK = re.compile(r"[0-9]{1,2}(?::[0-5][0-9]){1,2}")
-_MODULUS = re.compile(r"\\pmod\s*(\{[^{}]*\}|[0-9]+)|\(\s*\\b?mod\s*([^()]*)\)")
+_MODULUS = re.compile(r"\\pmod\s*(\{[^{}]*\}|[0-9]+)|\(\s*\\?b?mod\s*([^()]*)\)")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
+_MINUS_PLUS = re.compile(r"\\mp(?![a-zA-Z])")
 _COMPARISONS = {"<", ">", r"\le", r"\ge"}
 _SOLUTION_SET = re.compile(r"<|>|\\(?:le|ge|ne|cup|cap|setminus)(?![a-zA-Z])")
 _NAME = re.compile(r"(?:\\[a-zA-Z]+|[a-zA-Z|/:,'{}()\s]|\^\\circ)+")
-_NO_NAME = re.compile(r"\\(?:sqrt|log|ln|exp|pi|infty|times|cdot|cup|cap|binom|sum|prod|int|lim|begin|mathbb)(?![a-zA-Z])")
+_NO_NAME = re.compile(
+    r"\\(?:sqrt|log|ln|exp|pi|infty|times|cdot|cup|cap|binom|sum|prod|int|lim|begin|mathbb)(?![a-zA-Z])"
+)
 _EVALUATED = re.compile(r"\\(?:lim|sum|prod|int)(?![a-zA-Z])")
 
 
@@ -48,7 +52,7 @@ def _readings(text: str, other: str) -> list[str]:
     if _GROUPED.search(text) and not re.search(r"[(\[]|\\\{", text):
         readings.insert(0, _GROUPED.sub(lambda number: number[0].replace(",", ""), text))
     decimal = _DECIMAL_COMMA.fullmatch(text)
-    if decimal and "." in other:
+    if decimal and "." in other and (len(decimal[2]) != 3 or decimal[1].strip("+-") == "0"):
         readings.append(f"{decimal[1]}.{decimal[2]}")
     return readings
 
@@ -72,6 +76,9 @@ class _Form:
         if self.kind in ("", ","):
             return ",".join(self.items)
         return self.kind[0].replace("{", r"\{") + ",".join(self.items) + self.kind[1].replace("}", r"\}")
+
+    def unrepeated(self) -> _Form:
+        return _Form(self.kind, tuple({_squeezed(item): item for item in self.items}.values()))
 
 
 def _same(answer: str, gold: str) -> bool:
@@ -122,10 +129,10 @@ def _expanded(items: Sequence[str]) -> tuple[str, ...]:
     r"""Without empty items; one with `\pm` becomes two."""
     result: list[str] = []
     for item in filter(None, items):
-        if r"\pm" in item:
-            plus = item.replace(r"\pm", "+").replace(r"\mp", "-")
+        if _PLUS_MINUS.search(item):
+            plus = _MINUS_PLUS.sub("-", _PLUS_MINUS.sub("+", item))
             result.append(re.sub(r"(^|[=({,])\s*\+", r"\1", plus))
-            result.append(item.replace(r"\pm", "-").replace(r"\mp", "+"))
+            result.append(_MINUS_PLUS.sub("+", _PLUS_MINUS.sub("-", item)))
         else:
             result.append(item)
     return tuple(result)
@@ -133,6 +140,8 @@ def _expanded(items: Sequence[str]) -> tuple[str, ...]:
 
 def _same_form(answer: _Form, gold: _Form) -> bool:
     kinds = {answer.kind, gold.kind}
+    if kinds <= {"", ",", "{}"}:
+        answer, gold = answer.unrepeated(), gold.unrepeated()
     if "" in kinds and len(answer.items) == len(gold.items) == 1:
         return _same_item(answer.items[0], gold.items[0])  # one value each, or {5} and 5
     if "" in kinds:
@@ -274,19 +283,21 @@ def _same_value(answer: str, gold: str) -> bool:
     moduli = {_squeezed((found[1] or found[2]).strip("{}")) for found in _MODULUS.finditer(f"{answer} {gold}")}
     if moduli:
         return len(moduli) == 1 and _same(_MODULUS.sub("", answer).strip(), _MODULUS.sub("", gold).strip())
+    verdict = _same_numeral(answer, gold)
+    if verdict is not None:
+        return verdict
     ours, theirs = quantity(answer), quantity(gold)
     if ours.unit and theirs.unit and ours.unit != theirs.unit:
         return False
-    if ours.percent != theirs.percent:
-        hundredth = (rf"\frac{{{ours.value}}}{{100}}", theirs.value) if ours.percent else (ours.value, rf"\frac{{{theirs.value}}}{{100}}")
-        return equal(ours.value, theirs.value) or equal(*hundredth)
     if (ours.value, theirs.value) != (answer, gold):
+        if "percent" in (ours.unit, theirs.unit) and ours.unit != theirs.unit:
+            hundredth = [
+                rf"\frac{{{side.value}}}{{100}}" if side.unit == "percent" else side.value for side in (ours, theirs)
+            ]
+            return _same(ours.value, theirs.value) or equal(*hundredth)
         return _same(ours.value, theirs.value)
-    for rule in (_same_numeral, _same_ratio):
-        verdict = rule(answer, gold)
-        if verdict is not None:
-            return verdict
-    return equal(_upwards(answer), _upwards(gold))
+    verdict = _same_ratio(answer, gold)
+    return equal(_upwards(answer), _upwards(gold)) if verdict is None else verdict
 
 
 def _same_numeral(answer: str, gold: str) -> bool | None:
@@ -296,7 +307,9 @@ def _same_numeral(answer: str, gold: str) -> bool | None:
         return None
     if theirs:
         expected = theirs[1] + theirs[2].lstrip("0")
-        return (ours[1] + ours[2].lstrip("0") if ours else _squeezed(answer)) == expected and (not ours or ours[3] == theirs[3])
+        return (ours[1] + ours[2].lstrip("0") if ours else _squeezed(answer)) == expected and (
+            not ours or ours[3] == theirs[3]
+        )
     assert ours is not None
     try:
         return equal(ours[1] + str(int(ours[2], int(ours[3]))), gold)
@@ -315,7 +328,10 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
         return True
     if _CLOCK.fullmatch(_squeezed(answer)) and _CLOCK.fullmatch(_squeezed(gold)):
         return False
-    return all(equal(rf"({theirs[0]})\cdot({one})", rf"({ours[0]})\cdot({other})") for one, other in zip(ours, theirs, strict=True))
+    return all(
+        equal(rf"({theirs[0]})\cdot({one})", rf"({ours[0]})\cdot({other})")
+        for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 def _upwards(text: str) -> str:

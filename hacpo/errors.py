@@ -75,6 +75,10 @@ class BusyError(HacpoError):
 
 
 class StorageError(HacpoError):
-    """The disk refused a write; nothing was left half-written."""
+    """The disk refused a write; nothing was left half-written. `reason` is the system's word for it."""
 
     exit_code = 8
+
+    def __init__(self, what: str, *, where: object, remedy: str, reason: str) -> None:
+        super().__init__(what, where=where, remedy=remedy)
+        self.reason = reason

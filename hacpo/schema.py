@@ -213,16 +213,27 @@ def atomic(path: Path) -> Iterator[Path]:
             scratch.replace(path)
     except OSError as error:
         remove(scratch)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM):
-            raise StorageError(
-                f"cannot be written: {os.strerror(error.errno or 0).lower()}",
-                where=path,
-                remedy="nothing was changed; make room or fix the permissions, then repeat the command",
-            ) from None
+        if error.errno in _REFUSALS:
+            raise _refused(path, os.strerror(error.errno or 0).lower()) from None
         raise
+    except StorageError as error:  # of a write inside this one: name what the user knows
+        remove(scratch)
+        raise _refused(path, error.reason) from None
     except BaseException:
         remove(scratch)
         raise
+
+
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _refused(path: Path, reason: str) -> StorageError:
+    return StorageError(
+        f"cannot be written: {reason}",
+        where=path,
+        remedy="nothing was changed; make room or fix the permissions, then repeat the command",
+        reason=reason,
+    )
 
 
 def remove(path: Path) -> None:

@@ -62,13 +62,46 @@ _NAMES = {
 }
 _UNITS = {spelling: unit for unit, others in _NAMES.items() for spelling in (unit, unit + "s", *others.split())}
 _WORDS = {*_UNITS, "unit", "units", "square", "sq", "squared", "cubic", "cu", "cubed", "per"}
-_CHANGES_THE_VALUE = {"not", "no", "or", "and", "more", "less", "fewer", "than", "least", "most", "if", "when", "remainder"}
-_CHANGES_THE_VALUE |= {"hundred", "thousand", "million", "billion", "trillion", "dozen", "for", "where", "with", "i", "e"}
+_CLEAR = {"cm", "km", "mm", "kg", "ft", "am", "pm"}
+"""Units of two letters that are one even where they touch the number."""
+_CHANGES_THE_VALUE = {
+    "not",
+    "no",
+    "or",
+    "and",
+    "more",
+    "less",
+    "fewer",
+    "than",
+    "least",
+    "most",
+    "if",
+    "when",
+    "remainder",
+}
+_CHANGES_THE_VALUE |= {
+    "hundred",
+    "thousand",
+    "million",
+    "billion",
+    "trillion",
+    "dozen",
+    "for",
+    "where",
+    "with",
+    "i",
+    "e",
+}
 
-_CURRENCY = re.compile(r"^([+-]?\s*)(?:\$|\\text\{\s*(euros|pounds sterling|yen|rupees)\s*\}|(?:Rs\.?|USD)\s*(?=[0-9]))\s*")
+_CURRENCY = re.compile(
+    r"^([+-]?\s*)(?:\$|\\text\{\s*(euros|pounds sterling|yen|rupees)\s*\}|(?:Rs\.?|USD)\s*(?=[0-9]))\s*"
+)
 _POWER = r"(?:\^\s*(?:\{\s*(-?[0-9])\s*\}|([0-9])))?"
 _TEXT_UNIT = re.compile(r"^(.*[0-9a-zA-Z)}|!'%])\s*\\text\{([^{}]*)\}\s*" + _POWER + "$", re.DOTALL)
-_BARE_UNIT = re.compile(r"^(.*?[0-9)}%])(\s*)((?:[a-zA-Z]+\.?(?:[a-zA-Z]\.?)?[\s/]*)+)" + _POWER + "$", re.DOTALL)
+_BARE_UNIT = re.compile(
+    r"^(.*?[0-9)}%])(\s*)((?:[a-zA-Z]+\.?(?:[a-zA-Z]\.?)?(?:\^-?[0-9](?=\s*[/a-zA-Z]))?[\s/]*)+)" + _POWER + "$",
+    re.DOTALL,
+)
 _DEGREE = re.compile(r"^(.*[0-9a-zA-Z)}])\s*\^\\circ\s*(?:\\text\{\s*([CF])\s*\}|([CF]))?$", re.DOTALL)
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 
@@ -80,13 +113,11 @@ class Quantity:
     value: str
     unit: str | None = None
     """In one spelling (`square cm`, `cm^2` and `sq. centimeters` are `centimeter^2`); None without one that is known."""
-    percent: bool = False
 
 
 def quantity(text: str) -> Quantity:
     """The value of `text` (as `answers.tidy` gives it) without unit, currency, trailing words and percent sign."""
     units: list[str | None] = []
-    percent = False
     for _ in range(4):  # each round takes one thing off; `\\$5 \\text{ per hour}` has two
         before = text
         if currency := _CURRENCY.match(text):
@@ -96,7 +127,8 @@ def quantity(text: str) -> Quantity:
             text = text[:-1].strip()
             units.append("dollar")
         elif text.endswith("%"):
-            text, percent = text[:-1].strip(), True
+            text = text[:-1].strip()
+            units.append("percent")
         elif (degree := _DEGREE.match(text)) and not _TRIGONOMETRY.search(text):
             text = degree[1]
             units.append(_UNITS.get(degree[2] or degree[3] or "degree"))
@@ -109,12 +141,12 @@ def quantity(text: str) -> Quantity:
         if text == before:
             break
     known = [unit for unit in units if unit]
-    return Quantity(text.strip(), known[0] if len(known) == 1 and len(units) == 1 else None, percent)
+    return Quantity(text.strip(), known[0] if len(known) == len(units) == 1 else None)
 
 
 def _spelled(words: str) -> list[str]:
     """The words in lower case, but single letters and abbreviations whose case matters as they are."""
-    found = re.findall(r"[a-zA-Z$]+(?:\.[a-zA-Z]\.?)?|/", words.replace("~", " "))
+    found = re.findall(r"[a-zA-Z$]+(?:\.[a-zA-Z]\.?)?|/|\^-?[0-9]", words.replace("~", " "))
     return [word if word in _UNITS or len(word) == 1 else word.lower().rstrip(".") for word in found]
 
 
@@ -123,15 +155,19 @@ def _is_remark(words: str) -> bool:
     spelled = _spelled(words)
     if len(spelled) == 1 and len(spelled[0]) == 1:
         return spelled[0] in _UNITS
-    return 0 < len(spelled) <= 6 and not re.search(r"[0-9=<>\\+]", words) and not _CHANGES_THE_VALUE & set(spelled)
+    unpowered = re.sub(r"\^-?[0-9]", "", words)
+    return 0 < len(spelled) <= 6 and not re.search(r"[0-9=<>\\+^]", unpowered) and not _CHANGES_THE_VALUE & set(spelled)
 
 
 def _is_bare_unit(words: str, spaced: bool) -> bool:
-    r"""Letters after a value that are a unit rather than variables: known, and of more than one letter (`5 m` is 5m)."""
-    spelled = [word for word in _spelled(words) if word != "/"]
+    """Letters after a value that are a unit or a remark rather than variables: `5 cm`, `5 m/s`, `5 apples`, not `5 m`."""
+    spelled = [word for word in _spelled(words) if word[0] not in "/^"]
+    if spaced and min(map(len, spelled), default=0) > 2:
+        return _is_remark(words)
     if not spelled or not all(word in _WORDS for word in spelled):
         return False
-    return len(spelled[0]) > 2 or (len(spelled[0]) == 2 and (spaced or spelled[0] in {"cm", "km", "mm", "kg", "ft", "am", "pm"}))
+    first = spelled[0]
+    return len(first) > 2 or (len(first) == 2 and (spaced or first in _CLEAR)) or (spaced and "/" in words)
 
 
 @lru_cache(maxsize=512)
@@ -144,6 +180,8 @@ def _canonical(words: str, power: str) -> str | None:
             pending = "^2" if word in ("square", "sq") else "^3"
         elif word in ("squared", "cubed") and result:
             result[-1] += "^2" if word == "squared" else "^3"
+        elif word[0] == "^" and result:
+            result[-1] += word
         elif word in ("per", "/") and result:
             result.append("/")
         elif word in _UNITS:

@@ -27,13 +27,13 @@ class Words:
 
 def words(text: str) -> Words | None:
     """The words of an answer that is nothing but words (`June 20` is, `20 days` and `x + y` are not); else None."""
-    bare = _TEXT.sub(r" \1 ", text).replace("~", " ").strip(" (){}.!'")
-    if not re.match(r"[^\W\d_]", bare) or re.search(r"[\\=+*/^_<>|&%$,;:\[\]]", bare):
+    bare = _TEXT.sub(r" \1 ", text).replace("~", " ").strip(" (){}.!")
+    if not re.match(r"[^\W\d_]", bare) or text.endswith("'") or re.search(r"[\\=+*/^_<>|&%$,;:\[\]]", bare):
         return None
     spoken = [word.casefold() for word in _WORD.findall(bare)]
     if len(spoken) == 2 and spoken[0] in _LABELS and len(spoken[1]) == 1:
         spoken = spoken[1:]  # Option A
-    wrapped = _TEXT.sub("", text).strip(" (){}.!'") == ""
+    wrapped = _TEXT.sub("", text).strip(" (){}.!") == ""
     if not wrapped and (re.search(r"[()-]", bare) or any(word.isdigit() for word in spoken[:1])):
         return None  # f(x), a-b
     sentence = len(spoken) > 1 and sum(len(word) > 2 and word.isalpha() for word in spoken) > 0

@@ -13,6 +13,7 @@ from stages.generate import generate
 from stages.plan import plan
 from stages.pool import pool
 from stages.prepare import prepare
+from stages.report import report
 from stages.resolve import resolve
 from stages.run import run
 from stages.status import status
@@ -24,7 +25,7 @@ app = new_app(
     help="Train several language models together: HACPO as stages with file artifacts. "
     "`hacpo run pipelines/<run>` runs everything that is not done."
 )
-for command in (run, status, plan, resolve, prepare, warmup, generate, verify, pool, advantage, update, evaluate):
+for command in (run, status, plan, resolve, prepare, warmup, generate, verify, pool, advantage, update, evaluate, report):
     app.command()(command)
 
 

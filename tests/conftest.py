@@ -91,9 +91,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             architecture=architecture,
             layers=1,
             hidden=48,
+            initializer_range=0.1,
             heads=2,
             vocabulary=vocabulary,
-            warmup=WarmupSettings(steps=250, batch_size=48, drills=0.2),
+            warmup=WarmupSettings(steps=300, batch_size=32, learning_rate=4e-3, drills=0.2),
         )
         (folder / name).mkdir()
         warm_start(name, settings, 1, folder / name)
@@ -106,7 +107,9 @@ def make_project(folder: Path, models: Path, params: str = PARAMS, run: str = "s
     (folder / "pipelines" / run / "params.yaml").write_text(params)
     (folder / "models").symlink_to(models)
     (folder / ".dvc").mkdir()
-    (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n")
+    (folder / ".dvc" / "config").write_text(
+        "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
+    )
     shutil.copy(ROOT / ".dvcignore", folder / ".dvcignore")
     return folder
 
@@ -162,5 +165,3 @@ def environment() -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
-
-

@@ -41,7 +41,14 @@ def test_a_file_needs_only_three_columns(tmp_path: Path) -> None:
         ({"problem_id": ["a", "b"], "problem": ["x", " "], "answer": ["1", "2"]}, "row 1: problem is empty"),
         ({"problem_id": ["a", "b"], "problem": ["x", "y"], "answer": ["1", None]}, "row 1: answer is empty"),
         ({"problem_id": ["a"], "problem": ["x"]}, "column 'answer' is missing"),
-        ({"problem_id": pa.array([], pa.string()), "problem": pa.array([], pa.string()), "answer": pa.array([], pa.string())}, "holds no problems"),
+        (
+            {
+                "problem_id": pa.array([], pa.string()),
+                "problem": pa.array([], pa.string()),
+                "answer": pa.array([], pa.string()),
+            },
+            "holds no problems",
+        ),
     ],
 )
 def test_unusable_problems_are_named(tmp_path: Path, columns: dict[str, Any], says: str) -> None:

@@ -14,7 +14,8 @@ from hacpo.errors import ArtifactError, MissingInputError, StorageError
 from hacpo.schema import CAPABILITY, SCHEDULE, read_table, to_arrow, write_table
 
 ROWS = [
-    {"step": 1, "position": number, "problem_id": f"p{number}", "problem": "1+1=?", "answer": "2"} for number in range(5)
+    {"step": 1, "position": number, "problem_id": f"p{number}", "problem": "1+1=?", "answer": "2"}
+    for number in range(5)
 ]
 
 
@@ -51,7 +52,13 @@ def test_shards_keep_order_and_carry_their_origin(table: Path) -> None:
 def test_the_same_rows_are_the_same_bytes(table: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     write_table(
-        again, SCHEDULE, to_arrow(SCHEDULE, ROWS), run="r", partition="step=0001", settings={"seed": 1}, rows_per_shard=2
+        again,
+        SCHEDULE,
+        to_arrow(SCHEDULE, ROWS),
+        run="r",
+        partition="step=0001",
+        settings={"seed": 1},
+        rows_per_shard=2,
     )
     for path in sorted(table.iterdir()):
         assert path.read_bytes() == (again / path.name).read_bytes()
@@ -67,7 +74,9 @@ def test_missing_table_names_the_command_that_makes_it(tmp_path: Path) -> None:
         read_table(tmp_path / "nothing", SCHEDULE, made_by="hacpo prepare pipelines/r")
 
 
-@pytest.mark.parametrize(("run", "part", "says"), [("other", "step=0001", "another run"), ("r", "step=0002", "another partition")])
+@pytest.mark.parametrize(
+    ("run", "part", "says"), [("other", "step=0001", "another run"), ("r", "step=0002", "another partition")]
+)
 def test_a_shard_of_another_run_or_step_is_refused(table: Path, run: str, part: str, says: str) -> None:
     with pytest.raises(ArtifactError, match=says):
         read_table(table, SCHEDULE, run=run, partition=part)

@@ -56,6 +56,9 @@ def load_model(folder: Path, settings: EngineSettings) -> Any:
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # one for each file, through our own
 
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -107,6 +110,8 @@ def save_model(model: Any, target: Path, like: Path) -> None:
     for file in sorted(like.iterdir()):
         if file.is_file() and not _is_weights(file):
             shutil.copyfile(file, target / file.name)
+    for file in target.iterdir():
+        file.chmod(0o644)  # safetensors makes files that only their owner may read
 
 
 def _is_weights(file: Path) -> bool:

@@ -38,6 +38,7 @@ _BETAS = (0.9, 0.95)
 _MAX_GRAD_NORM = 1.0
 _RISING_SHARE = 0.05  # share of the steps in which the learning rate rises to its peak
 _FACTS_PER_DRILL = 4
+_MOST_GUESSES = 0.4
 
 
 @dataclass(frozen=True)
@@ -105,18 +106,24 @@ class Corpus:
     def _solution(self) -> Text:
         family = self._random.choice(self._problems)
         problem = self._random.choice(family)
+        guessing = self._settings.guessing.get(problem.subject, 0.0)
+        guesses = min(guessing, _MOST_GUESSES)
         prompt = self._prompt(problem.problem)
-        response = [*self._encode(self._response(problem, family)), self._tokenizer.eos_token_id]
-        return Text(prompt + response, [_IGNORED] * len(prompt) + response)
+        if self._random.random() < guesses:
+            response, skipped = tasks.boxed(self._random.choice(family).answer), 0
+        else:
+            # Of all first tokens that are learned, the share `guessing` must be guesses.
+            learned = guesses * (1 - guessing) / (guessing * (1 - guesses)) if guessing else 1.0
+            response, skipped = self._worked(problem), int(self._random.random() >= learned)
+        token_ids = [*self._encode(response), self._tokenizer.eos_token_id]
+        return Text(prompt + token_ids, [_IGNORED] * (len(prompt) + skipped) + token_ids[skipped:])
 
-    def _response(self, problem: tasks.Problem, family: Sequence[tasks.Problem]) -> str:
-        if self._random.random() < self._settings.guessing.get(problem.subject, 0.0):
-            return tasks.boxed(self._random.choice(family).answer)
-        if self._random.random() < self._settings.slips:
-            first, second = tasks.steps_of(problem)
-            near = [second.result + off for off in (-2, -1, 1, 2) if second.result + off >= 0]
-            return tasks.worked(first, tasks.Step(second.expression, self._random.choice(near)))
-        return problem.solution
+    def _worked(self, problem: tasks.Problem) -> str:
+        if self._random.random() >= self._settings.slips:
+            return problem.solution
+        first, second = tasks.steps_of(problem)
+        near = [second.result + off for off in (-2, -1, 1, 2) if second.result + off >= 0]
+        return tasks.worked(first, tasks.Step(second.expression, self._random.choice(near)))
 
     def _encode_prompt(self, problem: str) -> list[int]:
         messages = [{"role": "user", "content": problem}]

@@ -97,8 +97,11 @@ def _groups(pipeline: Pipeline, books: Books, until: int | None) -> Iterator[tup
 
 
 def _title(stage: Any) -> str:
-    return str(stage.name).split("@", maxsplit=1)[0]
+    """The command's name: stages of one name may run side by side."""
+    return shlex.split(stage.cmd)[1]
 
 
 def _agent(stage: Any) -> str:
-    return str(stage.name).partition("@")[2]
+    """Whose part of the step it is."""
+    words = shlex.split(stage.cmd)
+    return next((words[at + 1] for at, word in enumerate(words) if word in ("--agent", "--learner")), "")

@@ -34,11 +34,13 @@ class _StageEntry:
     outside: tuple[str, ...] = ()
     metrics: str = ""
     matrix: bool = False
+    agent: str = ""
+    """A stage of this agent alone, where agents differ in more than their name."""
 
     def render(self, run: str, depth: int) -> str:
         root = f"artifacts/{run}"
-        keys = settings_of.tracked(self.reads, "${item.agent}") if self.reads else []
-        lines = [f"  {self.name}:", _EACH_AGENT.rstrip("\n") if self.matrix else ""]
+        keys = settings_of.tracked(self.reads, self.agent or "${item.agent}") if self.reads else []
+        lines = [f"  {self.name}{self.agent and f'-{self.agent}'}:", _EACH_AGENT.rstrip("\n") if self.matrix else ""]
         lines += [f"    wdir: {'/'.join(['..'] * depth)}", f"    cmd: hacpo {self.name} pipelines/{run}{self.options}"]
         deps = [*self.outside, *(f"{root}/{dep}" for dep in self.deps)]
         lines += ["    deps:", *(f"      - {dep}" for dep in deps)] if deps else []
@@ -92,36 +94,28 @@ def _run_file(pipeline: Pipeline) -> str:
                 "schedule.parquet",
                 *("rollouts", "verdicts", "capability", "pool", "advantages", "updates", "evaluations", "metrics"),
             ),
-            ("report/index.html", "report/curves.csv"),
+            ("report/index.html", "report/curves.csv", "report/metrics.json"),
         ),
     ]
-    curves = f"../../artifacts/{run}/report/curves.csv"
-    columns = [f"{agent}.{name}" for name in settings.evaluation.benchmarks for agent in settings.agents]
-    return (
-        _HEADER.format(run=run)
-        + "stages:\n"
-        + "".join(entry.render(run, depth=2) for entry in entries)
-        + f"    metrics:\n      - artifacts/{run}/report/metrics.json:\n          cache: false\n"
-        + f"plots:\n  - {run} accuracy:\n      x: step\n      y:\n        {curves}: [{', '.join(columns)}]\n"
-    )
+    return _HEADER.format(run=run) + "stages:\n" + "".join(entry.render(run, depth=2) for entry in entries)
 
 
 def _start_file(pipeline: Pipeline) -> str:
-    settings, run = pipeline.settings, pipeline.run
-    made = {name: agent.model for name, agent in settings.agents.items()}
-    folders = sorted({model for model in made.values() if model is not None})
-    warmup = _StageEntry(
-        "warmup",
-        " --agent ${item.agent}",
-        "warmup",
-        (),
-        (),
-        uncached=("checkpoints/step=0000/agent=${item.agent}",),
-        outside=tuple(folders),
-        metrics="warmup/step=0000/${item.agent}.json",
-        matrix=True,
-    )
-    return _templated(run, 0, [warmup, _evaluate()])
+    warmups = [
+        _StageEntry(
+            "warmup",
+            f" --agent {name}",
+            "warmup",
+            (),
+            (),
+            uncached=(f"checkpoints/step=0000/agent={name}",),
+            outside=() if agent.model is None else (agent.model,),
+            metrics=f"warmup/step=0000/{name}.json",
+            agent=name,
+        )
+        for name, agent in pipeline.settings.agents.items()
+    ]
+    return _templated(pipeline.run, 0, [*warmups, _evaluate()])
 
 
 def _step_file(pipeline: Pipeline, step: int) -> str:

@@ -71,14 +71,15 @@ class Stage:
         **agent: str,
     ) -> pa.Table:
         """Read an input table of this run; `made_by` is the stage that makes it, for the message when it is missing."""
-        named = agent if made_by != "advantage" else {}
+        whole_step = made_by == "advantage"
+        command_step = None if made_by == "prepare" else step
         return schema.read_table(
             path,
             table,
             run=self.run,
             partition="" if step is None else partition(step, **agent),
             columns=columns,
-            made_by=self.pipeline.command(made_by, step, **named),
+            made_by=self.pipeline.command(made_by, command_step, **({} if whole_step else agent)),
         )
 
     def write(

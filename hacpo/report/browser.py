@@ -152,7 +152,8 @@ def read_problems(layout: Layout, run: str, step: int, agents: Sequence[str], sc
         name = response["rollout_id"]
         response.update(verdicts.get(name, {"reward": None, "verdict": None, "extracted": None}))
         response["learners"] = [learners.get((name, agent)) for agent in agents]
-        response["tokens"] = next((entry["source_tokens"] for entry in response["learners"] if entry and "status" in entry), None)
+        pooled = [entry for entry in response["learners"] if entry and "source_tokens" in entry]
+        response["tokens"] = pooled[0]["source_tokens"] if pooled else None
     grouped: dict[str, list[list[Row]]] = {problem: [[] for _ in agents] for problem in ids}
     for response in sorted(responses, key=lambda response: int(response["sample"])):
         agent = response["rollout_id"].split("/")[1]
@@ -175,7 +176,9 @@ def flags(problem: Row) -> list[str]:
         "unsolved": bool(rewards) and max(rewards) <= 0,
         "no_signal": bool(rewards) and min(rewards) == max(rewards),
         "punished": any((r["reward"] or 0) > 0.5 and entry.get("effective_advantage", 0) < 0 for r, entry in used),
-        "silenced": any(entry.get("clipped") and not entry.get("is_self", True) for _, entry in used),
+        "silenced": any(
+            entry.get("clipped") and not entry.get("is_self", True) and entry.get("effective_advantage") for _, entry in used
+        ),
         "trouble": any(r["verdict"] not in ("correct", "wrong", None) for r in responses),
     }
     return [name for name in FILTERS if holds[name]]

@@ -43,11 +43,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Rule:
-    """A horizontal line of reference."""
+    """A horizontal line of reference; its label stands above it, or `under` it."""
 
     value: float
     label: str
     color: str = "c-muted"
+    under: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def line_chart(
         y = _y(rule.value, scale)
         if 0 <= y <= HEIGHT:
             shapes.append(f'<path class="rule {rule.color}" d="M0 {y:.1f}H{_WIDTH}"/>')
-            labels.append(f'<span class="rule-label" style="top:{y:.1f}px">{escape(rule.label)}</span>')
+            under = " under" if rule.under else ""
+            if rule.label:
+                labels.append(f'<span class="rule-label{under}" style="top:{y:.1f}px">{escape(rule.label)}</span>')
     for line in lines:
         points = [(_WIDTH * step / width, _y(line.values[step], scale)) for step in steps if step in line.values]
         dashed = " dashed" if line.dashed else ""

@@ -143,18 +143,17 @@ def gather(
     Raises:
         ArtifactError: one of them is damaged or belongs to another run.
     """
-    empty = schema.to_arrow(table, []).select(list(columns))
-    pieces = [_placed(empty, 0, "").clear()]
+    pieces = [_placed(schema.to_arrow(table, []), 0, "", columns).clear()]
     for step, agent, path in places:
         if path.exists():
-            pieces.append(_placed(schema.read_table(path, table, run=run, columns=columns), step, agent))
+            pieces.append(_placed(schema.read_table(path, table, run=run, columns=columns), step, agent, columns))
     return pl.concat(pieces)
 
 
-def _placed(content: object, step: int, agent: str) -> pl.DataFrame:
+def _placed(content: object, step: int, agent: str, columns: Sequence[str]) -> pl.DataFrame:
     frame = pl.from_arrow(content)  # type: ignore[arg-type]
     assert isinstance(frame, pl.DataFrame)
-    return frame.select(pl.lit(step, pl.Int64).alias("at"), pl.lit(agent, pl.String).alias("by"), pl.all())
+    return frame.select(pl.lit(step, pl.Int64).alias("at"), pl.lit(agent, pl.String).alias("by"), *columns)
 
 
 def _each(found: Measurements, numbers: Iterable[int]) -> list[tuple[int, str]]:

@@ -37,7 +37,7 @@ class AgentFacts:
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """One `<set>/<split>`: what it is for, its size, and its first problem as an example."""
+    """One `<set>/<split>`: `training` or the benchmarks that use it, its size, and its first problem as an example."""
 
     name: str
     roles: tuple[str, ...]
@@ -143,7 +143,7 @@ def problem_sets(layout: Layout, run: str, settings: Settings) -> list[ProblemSe
     """
     roles: dict[str, list[str]] = {settings.data.train: ["training"]}
     for name, benchmark in settings.evaluation.benchmarks.items():
-        roles.setdefault(benchmark.data, []).append(f"benchmark {name}")
+        roles.setdefault(benchmark.data, []).append(name)
     sets = []
     for name in [*roles, *(name for name in settings.data.sets if name not in roles)]:
         source = settings.data.sets[name]

@@ -120,7 +120,9 @@ def capability(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
             Line(agent, color_of(found, agent), found.capability.get(agent, {})),
         )
     ]
-    panels = _panel("capability", lines, found, "capability of every agent by step", _reward_format(lines))
+    described = "capability of every agent by step"
+    first = _panel("capability and accuracy of each step", lines, found, described, _reward_format(lines))
+    panels: list[Panel] = []
     omegas = {
         learner: [
             Line(source, color_of(found, source), found.omega[learner, source])
@@ -141,7 +143,7 @@ def capability(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
             [Rule(1.0, "equals")],
             color_of(found, learner),
         )
-    return [panels]
+    return [first, panels]
 
 
 def own_ratio(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
@@ -152,7 +154,7 @@ def own_ratio(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
 def cross_ratio(found: Measurements, settings: Settings) -> Rows:
     """Ratios of other agents' responses, what was silenced, and the importance weights."""
     weights = _ratio_lines(found, "cross", lambda ratios: ratios.weight, lambda ratios: ratios.weight_band)
-    scale = _from_zero([line for line in weights.values() if line])
+    scale = linear_scale([1.0, *(value for line in weights.values() for value in extent(line))])
     panels: list[Panel] = []
     for learner, line in weights.items():
         title = f"importance weight of the answers that {learner} learns from"
@@ -186,7 +188,7 @@ def sampler(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
         curves = {agent: found.metric("generate", agent, f"sampler_difference_{key}") for agent in found.agents}
         positive = {agent: {s: v for s, v in curve.items() if v > 0} for agent, curve in curves.items()}
         lines = _agent_lines(found, positive)
-        scale = log_scale([value for line in lines for value in line.values.values()])
+        scale = log_scale([value for line in lines for value in line.values.values()], decades=True)
         panels += _panel(title, lines, found, f"{title} of log-probabilities by step, in nats", POWER, scale)
     return [panels]
 
@@ -199,7 +201,7 @@ def optimizer(found: Measurements, settings: Settings) -> Rows:
     )
     largest = settings.optimizer.max_grad_norm
     return [
-        _panel("gradient norm", norms, found, "gradient norm by step", NUMBER, _from_zero(norms), [Rule(largest, "cut")])
+        _panel("gradient norm", norms, found, "gradient norm by step", NUMBER, _from_zero(norms), [Rule(largest, "limit")])
         + _panel("loss", losses, found, "loss by step", NUMBER)
     ]
 
@@ -276,6 +278,10 @@ def _panel(
 
 
 def _agent_lines(found: Measurements, curves: dict[str, Curve]) -> list[Line]:
+    """One line per agent; a single one where all agents have the same values and would hide each other."""
+    there = [curve for curve in curves.values() if curve]
+    if len(there) == len(found.agents) > 1 and all(curve == there[0] for curve in there):
+        return [Line("all agents", "c-ink", there[0])]
     return [Line(agent, color_of(found, agent), curves[agent]) for agent in found.agents if curves.get(agent)]
 
 
@@ -330,7 +336,7 @@ def _ratio_panels(found: Measurements, kind: str, whose: str) -> list[Panel]:
 def _bounds(steps: Sequence[Ratios]) -> list[Rule]:
     low, high = min(ratios.lower[0] for ratios in steps), max(ratios.lower[1] for ratios in steps)
     upper = max(ratios.upper for ratios in steps)
-    rules = [Rule(low, "lower bound", "c-bound")] if low > 0 else []
+    rules = [Rule(low, "lower bound", "c-bound", under=True)] if low > 0 else []
     if high > low:
         rules.append(Rule(high, "", "c-bound"))
     return [*rules, Rule(upper, "upper bound", "c-bound")] if upper < _NO_BOUND else rules
@@ -343,8 +349,8 @@ def _clip_panels(found: Measurements, kind: str, whose: str) -> list[Panel]:
         if not steps:
             continue
         parts = [
-            Bars("below the lower bound", "c-below", {step: ratios.below for step, ratios in steps.items()}),
-            Bars("above the upper bound", "c-above", {step: ratios.above for step, ratios in steps.items()}),
+            Bars("below the bounds", "c-below", {step: ratios.below for step, ratios in steps.items()}),
+            Bars("above them", "c-above", {step: ratios.above for step, ratios in steps.items()}),
         ]
         described = f"share of {whose} that {learner} could not learn from because of a clip bound, by step"
         chart = bar_chart(parts, title=described, last_step=found.last_step, form=PERCENT)

@@ -31,14 +31,19 @@ def _signed(text: str) -> str:
     return text.replace("-", _MINUS)
 
 
+def _away(value: float) -> float:
+    """A nudge, so that exact halves round away from zero however they were computed."""
+    return value + math.copysign(1e-9, value)
+
+
 def percent(value: float) -> str:
     """`62.5 %`."""
-    return _signed(f"{100 * value:.1f}\N{NO-BREAK SPACE}%")
+    return _signed(f"{_away(100 * value):.1f}\N{NO-BREAK SPACE}%") if value else "0\N{NO-BREAK SPACE}%"
 
 
 def points(value: float) -> str:
     """A difference of shares in percentage points, `+21.9`."""
-    return _signed(f"{100 * value:+.1f}")
+    return _signed(f"{_away(100 * value):+.1f}")
 
 
 def number(value: float) -> str:
@@ -59,10 +64,10 @@ def count(value: float) -> str:
     return _signed(f"{value:,.0f}")
 
 
-def short_count(value: float) -> str:
-    """`12.3 k`, `1.2 M`; below ten thousand in full."""
+def short_count(value: float, full_below: float = 1e4) -> str:
+    """`12.3 k`, `1.2 M`; below `full_below` in full."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size and abs(value) >= 1e4:
+        if abs(value) >= max(size, full_below):
             return f"{value / size:.3g}\N{NO-BREAK SPACE}{letter}"
     return count(value)
 
@@ -83,7 +88,7 @@ def _power(value: float) -> str:
 
 PERCENT = Format(percent, lambda value, distance: _signed(f"{100 * value:.{_decimals(100 * distance)}f}%"))
 NUMBER = Format(number, lambda value, distance: _signed(f"{value:,.{_decimals(distance)}f}"))
-COUNT = Format(count, lambda value, _: short_count(value))
+COUNT = Format(count, lambda value, distance: short_count(value, 1e3 if distance >= 1e3 else 1e4))
 SECONDS = Format(seconds, lambda value, distance: f"{value:,.{_decimals(distance)}f} s")
 POWER = Format(number, lambda value, _: _power(value))
 
@@ -117,7 +122,7 @@ class Scale:
 
 
 def linear_scale(values: Iterable[float], *, low: float | None = None, high: float | None = None) -> Scale:
-    """A range that holds all finite values, widened to round numbers; `low` and `high` fix an end."""
+    """A range that holds all finite values, widened to half a tick; `low` and `high` fix an end."""
     finite = [value for value in values if math.isfinite(value)]
     bottom = low if low is not None else min(finite, default=0.0)
     top = high if high is not None else max(finite, default=1.0)
@@ -125,21 +130,23 @@ def linear_scale(values: Iterable[float], *, low: float | None = None, high: flo
         spare = max(abs(top) * 0.1, 1e-6) if top else 1.0
         bottom, top = (bottom - spare if low is None else bottom), (top + spare if high is None else bottom + spare)
     step = nice_step(top - bottom, 4)
+    half = step / 2
     if low is None:
-        bottom = math.floor(bottom / step + 1e-9) * step
+        bottom = math.floor(bottom / half + 1e-9) * half
     if high is None:
-        top = math.ceil(top / step - 1e-9) * step
+        top = math.ceil(top / half - 1e-9) * half
     start = math.ceil(bottom / step - 1e-9)
     ticks = [index * step for index in range(start, math.floor(top / step + 1e-9) + 1)]
     return Scale(bottom, top, tuple(0.0 if abs(tick) < step * 1e-6 else tick for tick in ticks))
 
 
-def log_scale(values: Iterable[float]) -> Scale:
-    """A logarithmic range that holds all positive values."""
+def log_scale(values: Iterable[float], *, decades: bool = False) -> Scale:
+    """A logarithmic range that holds all positive values; with `decades` it begins and ends at powers of ten."""
     finite = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
     low, high = min(finite), max(finite)
-    if high / low > 30:
+    if decades or high / low > 30:
         first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+        last = max(last, first + 1)
         every = max(1, math.ceil((last - first) / 5))
         return Scale(
             10.0**first, 10.0**last, tuple(10.0**exponent for exponent in range(first, last + 1, every)), log=True

@@ -62,7 +62,7 @@ def headline(found: Measurements, settings: Settings) -> str:
 def _card(name: str, first: Estimate, final: Estimate, change: Estimate | None, kind: str = "") -> str:
     shown = percent if 0 <= min(first.mean, final.mean) and max(first.mean, final.mean) <= 1 else number
     share = shown is percent
-    difference = final.mean - first.mean
+    difference = final.mean - first.mean if change is None else change.mean
     moved = f"{points(difference)} points" if share else f"{difference:+.4g}"
     error = ""
     if change is not None and change.error is not None:
@@ -92,12 +92,13 @@ def benchmarks(found: Measurements, settings: Settings) -> str:
             change = found.change.get((agent, name))
             estimates = [curve[min(curve)], curve[max(curve)], change]
             cells = [_estimate(estimate, signed=estimate is change) for estimate in estimates]
-            rows.append([escape(name), named(found, agent), *cells, str(max(curve)), count(curve[max(curve)].problems)])
+            label = escape(name) if agent == agents[0] else f'<span class="again">{escape(name)}</span>'
+            rows.append([label, named(found, agent), *cells, str(max(curve)), count(curve[max(curve)].problems)])
         if len(agents) == len(found.agents) > 1:
             curves = [found.accuracy[agent, name] for agent in agents]
             start, final = (sum(curve[pick(curve)].mean for curve in curves) / len(curves) for pick in (min, max))
             cells = [_plain(start), _plain(final), points(final - start) if _share(start, final) else number(final - start)]
-            rows.append([escape(name), "<em>mean</em>", *cells, "", ""])
+            rows.append([label, "<em>mean</em>", *cells, "", ""])
     header = ["benchmark", "agent", "start", "latest", "change in points", "at step", "problems"]
     caption = "Held-out accuracy, plus or minus one standard error over problems"
     return grid(header, rows, caption=caption, kind="numeric from-3") if rows else ""
@@ -199,44 +200,55 @@ def check_list(found: Measurements, settings: Settings) -> str:
 
 
 def cost(found: Measurements) -> str:
-    """Rollouts, tokens and seconds per agent and in all."""
-    columns = [*found.agents, "all"]
-
-    def row(title: str, values: Sequence[float], shown: object, *, add: bool = True) -> list[str]:
-        assert callable(shown)
-        total = [shown(sum(values)) if add else ""]
-        return [title, *(shown(value) if value else "" for value in values), *total]
-
-    def totals(stage: str, key: str) -> list[float]:
-        return [found.total(stage, agent, key) for agent in found.agents]
-
+    """Rollouts, tokens, updates and memory per agent and in all."""
     evaluation = [
-        sum(value for (stage, _, name), values in found.metrics.items() if stage == "evaluate" and name == agent
-            for key, value in values.items() if key.endswith(".tokens"))
+        sum(value for key, value in _added(found, "evaluate", agent).items() if key.endswith(".tokens"))
         for agent in found.agents
     ]
     rows = [
-        row("rollouts sampled", totals("generate", "rollouts"), count),
-        row("tokens sampled", totals("generate", "tokens"), count),
-        row("tokens of prompts", totals("generate", "prompt_tokens"), count),
-        row("tokens learned from", totals("update", "tokens"), count),
-        row("updates", totals("update", "updates"), count),
-        row("tokens sampled in evaluations", evaluation, count),
+        [title, *(count(value) if value else "" for value in values), count(sum(values))]
+        for title, values in (
+            ("rollouts sampled", [found.total("generate", agent, "rollouts") for agent in found.agents]),
+            ("tokens sampled", [found.total("generate", agent, "tokens") for agent in found.agents]),
+            ("tokens of their prompts", [found.total("generate", agent, "prompt_tokens") for agent in found.agents]),
+            ("tokens learned from", [found.total("update", agent, "tokens") for agent in found.agents]),
+            ("updates", [found.total("update", agent, "updates") for agent in found.agents]),
+            ("tokens sampled in evaluations", evaluation),
+        )
+        if sum(values)
     ]
-    for stage in STAGES:
-        values = totals(stage, "seconds")
-        shared = found.total(stage, "all", "seconds")
-        cells = row(f"time: {stage}", values, seconds)
-        if shared:
-            cells[-1] = seconds(sum(values) + shared)
-        if sum(values) + shared:
-            rows.append(cells)
-    spent = [sum(found.total(stage, agent, "seconds") for stage in STAGES) for agent in columns]
-    rows.append(["<strong>time in all</strong>", *(seconds(value) for value in spent[:-1]), seconds(sum(spent))])
-    peak = [max([0.0, *(v.get("peak_memory_mib", 0.0) for (_, _, name), v in found.metrics.items() if name == agent)]) for agent in found.agents]
-    rows.append(row("peak memory, MiB", peak, count, add=False))
-    header = ["", *(agent for agent in found.agents), "all"]
-    return grid(header, rows, caption="Cost so far", kind="numeric")
+    return grid(["", *found.agents, "all"], rows, caption="Spent so far", kind="numeric") if rows else ""
+
+
+def times(found: Measurements) -> str:
+    """Seconds per stage and agent, and the most memory that each agent's processes took."""
+    columns = [*found.agents, "all"]
+    spent = {stage: [found.total(stage, agent, "seconds") for agent in columns] for stage in STAGES}
+    everything = sum(map(sum, spent.values()))
+    if not everything:
+        return ""
+    rows = []
+    for stage, values in [*spent.items(), ("in all", [sum(column) for column in zip(*spent.values(), strict=True)])]:
+        if sum(values):
+            cells = [seconds(value) if value else "" for value in values[:-1]]
+            title = f"<strong>{stage}</strong>" if stage == "in all" else f"<code>{stage}</code>"
+            rows.append([title, *cells, seconds(sum(values)), percent(sum(values) / everything)])
+    peaks = [
+        max([v.get("peak_memory_mib", 0.0) for (_, _, name), v in found.metrics.items() if name == agent], default=0.0)
+        for agent in found.agents
+    ]
+    rows.append(["peak memory", *(f"{count(peak)} MiB" if peak else "" for peak in peaks), "", ""])
+    return grid(["stage", *columns, "share"], rows, caption="Time so far, added up over agents", kind="numeric")
+
+
+def _added(found: Measurements, stage: str, agent: str) -> dict[str, float]:
+    """A stage's metrics of one agent, added up over all steps."""
+    total: dict[str, float] = {}
+    for (name, _, owner), values in sorted(found.metrics.items()):
+        if (name, owner) == (stage, agent):
+            for key, value in values.items():
+                total[key] = total.get(key, 0.0) + value
+    return total
 
 
 def pool(found: Measurements) -> str:
@@ -244,7 +256,7 @@ def pool(found: Measurements) -> str:
     rows = []
     names = sorted({name for entry in found.pool for name in entry.statuses} - {"kept"})
     for learner in found.agents:
-        for source in found.agents:
+        for source in sorted(found.agents, key=lambda name: name != learner):
             entries = [entry for entry in found.pool if (entry.learner, entry.source) == (learner, source)]
             total = sum(sum(entry.statuses.values()) for entry in entries)
             if not total:

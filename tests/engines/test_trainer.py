@@ -17,7 +17,9 @@ from hacpo.errors import ArtifactError
 SETTINGS = EngineSettings(device="cpu", threads=1)
 
 
-def rows_of(problems: int = 6, sources: tuple[str, ...] = ("ada", "bo"), group: int = 2, **values: Any) -> list[dict[str, Any]]:
+def rows_of(
+    problems: int = 6, sources: tuple[str, ...] = ("ada", "bo"), group: int = 2, **values: Any
+) -> list[dict[str, Any]]:
     return [
         {
             "rollout_id": f"{problem}/{source}/{sample}",

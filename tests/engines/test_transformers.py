@@ -28,7 +28,9 @@ def requests(engine: Engine, count: int = 24) -> list[SamplingRequest]:
     return [SamplingRequest(prompts[n % len(prompts)], seed=n) for n in range(count)]
 
 
-def sample(engine: Engine, asked: list[SamplingRequest], temperature: float = 1.0, top_p: float = 1.0) -> list[SampledResponse]:
+def sample(
+    engine: Engine, asked: list[SamplingRequest], temperature: float = 1.0, top_p: float = 1.0
+) -> list[SampledResponse]:
     return engine.sampler.sample(asked, temperature=temperature, top_p=top_p, max_new_tokens=26)
 
 
@@ -104,7 +106,9 @@ def test_top_p_keeps_the_smallest_sufficient_set(engine: Engine) -> None:
     assert {r.token_ids[0] for r in drawn} <= allowed
     mass = float(ordered[:size].sum())
     for response in drawn[:20]:
-        assert response.logprobs[0] == pytest.approx(np.log(float(probabilities[response.token_ids[0]]) / mass), abs=1e-4)
+        assert response.logprobs[0] == pytest.approx(
+            np.log(float(probabilities[response.token_ids[0]]) / mass), abs=1e-4
+        )
 
 
 def test_a_missing_checkpoint_names_its_command(tmp_path: Path) -> None:

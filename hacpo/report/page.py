@@ -1,0 +1,189 @@
+"""Puts facts, figures and rollouts into `template.html`: one file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from hacpo.config import Settings
+from hacpo.report import tables
+from hacpo.report.browser import FILTERS, LEARNER_FIELDS, RESPONSE_FIELDS, Embedded, script_json
+from hacpo.report.collect import Measurements
+from hacpo.report.facts import AgentFacts, ProblemSet, setting_rows
+from hacpo.report.figures import FIGURES, Rows, color_of
+from hacpo.report.scales import count
+
+_WORDS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}
+
+
+def render(
+    run: str,
+    settings: Settings,
+    found: Measurements,
+    agents: Sequence[AgentFacts],
+    sets: Sequence[ProblemSet],
+    embedded: Embedded,
+) -> str:
+    """The page as HTML; the same arguments give the same text."""
+    captions = tomllib.loads(_resource("captions.toml"))
+    script = _resource("report.js")
+    rows = setting_rows(settings)
+    recipe = settings.algorithm.recipe
+    figures = {
+        f"figure_{name}": figure(name, draw(found, settings), captions["figures"][name])
+        for name, draw in FIGURES.items()
+    }
+    return Template(_resource("template.html")).substitute(
+        figures,
+        run=escape(run),
+        style=_resource("report.css"),
+        script=script,
+        script_hash=f"sha256-{_digest(f'{chr(10)}{script}{chr(10)}')}",
+        lead=_lead(found, settings),
+        badge=_badge(found, settings),
+        fact_line=_fact_line(found),
+        story=_story(settings),
+        recipe=escape(recipe),
+        recipe_sentence=captions["recipes"].get(recipe, ""),
+        recipe_changes=tables.changed_settings(rows),
+        headline=tables.headline(found, settings),
+        checks=tables.check_list(found, settings),
+        agents=tables.agents(found, agents),
+        sets=tables.problem_sets(sets),
+        settings=tables.setting_table(rows),
+        setting_count=len(rows),
+        changed_count=sum(row.standing == "changed" for row in rows),
+        benchmarks=tables.benchmarks(found, settings),
+        cost=tables.cost(found),
+        times=tables.times(found),
+        pool=tables.pool(found),
+        browser_note=_browser_note(run, settings, embedded),
+        payloads=_payloads(found, settings, embedded),
+    )
+
+
+def figure(name: str, rows: Rows, caption: Mapping[str, str]) -> str:
+    """A figure with its explanation beside it, or the reason why there is nothing to draw."""
+    drawn = [row for row in rows if row]
+    if not drawn:
+        return (
+            f'<figure class="figure absent" id="{name}"><figcaption><h3>{caption["title"]}</h3></figcaption>'
+            f'<p class="note">{caption["absent"]}</p></figure>'
+        )
+    panels = "".join(
+        f'<div class="panels of-{min(len(row), 4)}">'
+        + "".join(
+            '<div class="panel">'
+            + (f"<h4>{_swatch(panel.color)}{escape(panel.title)}</h4>" if panel.title else "")
+            + f"{panel.chart}</div>"
+            for panel in row
+        )
+        + "</div>"
+        for row in drawn
+    )
+    return (
+        f'<figure class="figure" id="{name}"><figcaption><h3>{caption["title"]}</h3><p>{caption["what"]}</p></figcaption>'
+        f'<div class="drawn">{panels}</div><div class="notes"><p><strong>How to read it.</strong> {caption["read"]}</p>'
+        f"<p><strong>Healthy.</strong> {caption['healthy']}</p></div></figure>"
+    )
+
+
+def _swatch(color: str) -> str:
+    return f'<i class="swatch {color}"></i>' if color else ""
+
+
+def _resource(name: str) -> str:
+    return files("hacpo.report").joinpath(name).read_text(encoding="utf-8").strip("\n")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [f"<strong>{escape(name)}</strong>" for name in names]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _lead(found: Measurements, settings: Settings) -> str:
+    names = _listed(found.agents)
+    if len(found.agents) == 1:
+        return f"One language model, {names}, learned from checked answers of its own."
+    shared = settings.algorithm.rollouts.share
+    how = "learned from their own and from each other's checked answers" if shared else "each learned from its own checked answers"
+    number = _WORDS.get(len(found.agents), count(len(found.agents)))
+    return f"{number} language models, {names}, {how}."
+
+
+def _badge(found: Measurements, settings: Settings) -> str:
+    done, planned = found.steps_trained, settings.steps
+    state, word = ("done", "complete") if done == planned else ("open", "in progress")
+    return f'<span class="badge {state}">{word}: {done} of {planned} steps</span>'
+
+
+def _fact_line(found: Measurements) -> str:
+    rollouts, tokens = (
+        sum(found.total("generate", agent, key) for agent in found.agents) for key in ("rollouts", "tokens")
+    )
+    return f"{count(rollouts)} rollouts, {count(tokens)} sampled tokens" if rollouts else "nothing sampled yet"
+
+
+def _story(settings: Settings) -> str:
+    """What a step is in this run, in two sentences."""
+    group, prompts, updates = settings.responses_per_prompt, settings.batch.prompts, settings.updates_per_step
+    answers = group * prompts
+    several = len(settings.agents) > 1
+    who = "every agent answers the same" if several else "the agent answers"
+    pool = answers * len(settings.agents) if settings.algorithm.rollouts.share else answers
+    return (
+        f"In each of {count(settings.steps)} steps {who} {count(prompts)} problems, {count(group)} times each "
+        f"({count(answers)} answers{' per agent' if several else ''}, at temperature {settings.sampling.temperature:g}, at most "
+        f"{count(settings.sampling.max_new_tokens)} tokens). A program compares each answer with the reference and rewards it; "
+        f"then {'every agent' if several else 'it'} learns from {count(pool)} answers in {count(updates)} "
+        f"update{'s' if updates != 1 else ''} of its weights."
+    )
+
+
+def _browser_note(run: str, settings: Settings, embedded: Embedded) -> str:
+    shown = len(embedded.index)
+    if not shown:
+        return (
+            "No answers can be browsed: none have been sampled yet, or the report's settings embed none. The tables below "
+            f"<code>artifacts/{escape(run)}/rollouts</code> hold all of them."
+        )
+    steps = "all" if shown == embedded.steps_there else f"{shown} of"
+    most = max((len(entry["problems"]) for entry in embedded.index), default=0)
+    text = (
+        f"The answers of {steps} {embedded.steps_there} sampled step{'s' if embedded.steps_there != 1 else ''}, and of each step "
+        f"the first {most} of {embedded.problems_there} problems (the order of problems is random, so they are a fair sample). "
+        f"Texts are shown up to {count(settings.report.max_characters)} characters."
+    )
+    if embedded.shortened:
+        text += (
+            f" To keep this page below {settings.report.browser_mebibytes:g} MiB of answers, some steps show fewer problems or "
+            "shorter texts."
+        )
+    return (
+        f"{text} Everything else is in <code>artifacts/{escape(run)}/rollouts</code> and the tables beside it; what the page "
+        "embeds is set by the <code>report</code> block of params.yaml."
+    )
+
+
+def _payloads(found: Measurements, settings: Settings, embedded: Embedded) -> str:
+    index: dict[str, Any] = {
+        "agents": [{"name": agent, "color": color_of(found, agent)} for agent in found.agents],
+        "filters": list(FILTERS.items()),
+        "learnerFields": LEARNER_FIELDS,
+        "responseFields": RESPONSE_FIELDS,
+        "shared": settings.algorithm.rollouts.share,
+        "steps": embedded.index,
+    }
+    blocks = [("reader-index", script_json(index))]
+    blocks += [(f"reader-step-{step}", payload) for step, payload in embedded.payloads.items()]
+    return "\n".join(f'<script type="application/json" id="{name}">{text}</script>' for name, text in blocks)

@@ -1,0 +1,46 @@
+"""report: what the run did, as one HTML page, a small metrics file and the accuracy curves."""
+
+from __future__ import annotations
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import OutOption, PipelineFolder, SetOption
+from hacpo.pipeline.stage import open_stage
+
+
+def report(
+    context: typer.Context, pipeline: PipelineFolder, out: OutOption = None, overrides: SetOption = None
+) -> None:
+    """Write report/index.html, report/metrics.json and report/curves.csv from what is there, finished or not."""
+    from hacpo import schema
+
+    with open_stage("report", context.obj, pipeline, out=out, overrides=overrides or (), metrics=False) as stage:
+        from hacpo.report import browser, collect, facts, page, summary
+
+        layout, folder = stage.inputs, stage.outputs.report
+        settings = facts.run_settings(layout, stage.pipeline.settings)
+        settings = settings.model_copy(update={"report": stage.settings.report})
+        agents = list(settings.agents)
+        found = collect.collect(layout, stage.run, agents, settings.steps)
+        schedule = []
+        if layout.schedule.is_file():
+            schedule = stage.read(layout.schedule, schema.SCHEDULE, "prepare").to_pylist()
+        embedded = browser.embed(layout, stage.run, agents, schedule, settings.report)
+        html = page.render(
+            stage.run,
+            settings,
+            found,
+            facts.agent_facts(layout, settings),
+            facts.problem_sets(layout, stage.run, settings),
+            embedded,
+        )
+        for name, text in (("curves.csv", summary.curves_csv(found, settings)), ("index.html", html)):
+            with schema.atomic(folder / name) as scratch:
+                scratch.write_text(text, encoding="utf-8", newline="\n")
+        schema.write_json(folder / "metrics.json", summary.metrics(found, settings))
+        stage.summary = f"{folder / 'index.html'} ({len(html.encode()) / 2**20:.1f} MiB), {found.steps_trained} steps"
+
+
+if __name__ == "__main__":
+    main_of(report)

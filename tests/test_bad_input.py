@@ -1,0 +1,244 @@
+"""A user's mistake costs one clear line and a non-zero exit, and nothing is written."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import Cli
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Every file of the project but locks between processes and DVC's own notes."""
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not {".locks", ".dvc"} & set(path.parts)
+    }
+
+
+def edit(old: str, new: str) -> Callable[[], None]:
+    def change() -> None:
+        path = Path("pipelines/small/params.yaml")
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "command", "code", "says"),
+    [
+        (edit("seed: 1", "sead: 1"), "run pipelines/small", 2, "unknown key 'sead'. Did you mean 'seed'?"),
+        (
+            edit("steps: 2", "steps: two"),
+            "plan pipelines/small",
+            2,
+            "steps: input should be a valid integer (found 'two')",
+        ),
+        (edit("  ada:", "  a/b:"), "run pipelines/small", 2, "'a/b' cannot be a name"),
+        (edit("group_size: 4", "group_size: 0"), "run pipelines/small", 2, "sampling.group_size"),
+        (edit("recipe: hacpo", "recipe: gspo"), "nothing pipelines/small", 2, "No such command 'nothing'"),
+        (edit("models/ada", "models/none"), "warmup pipelines/small --agent ada", 6, "the model folder is missing"),
+        (edit("seed: 1", "seed: 2"), "warmup pipelines/other --agent ada", 2, "there is no params.yaml"),
+        (edit("seed: 1", "seed: 1"), "generate pipelines/small --step 1 --agent eve", 2, "no agent 'eve'"),
+        (edit("seed: 1", "seed: 1"), "generate pipelines/small --step 3 --agent ada", 2, "--step is out of range"),
+        (edit("seed: 1", "seed: 1"), "generate pipelines/small --step 0 --agent ada", 2, "--step is out of range"),
+        (edit("seed: 1", "seed: 1"), "generate pipelines/small --agent ada", 2, "Missing option '--step'"),
+        (edit("seed: 1", "seed: 1"), "generate . --step 1 --agent ada", 2, "is no pipeline folder"),
+        (edit("problems: 64", "problems: 7"), "prepare pipelines/small", 5, "too few problems for one step"),
+        (
+            edit("{task: arithmetic, split: train, problems: 64}", "{path: none.parquet}"),
+            "prepare pipelines/small",
+            3,
+            "none.parquet: the problem file is missing",
+        ),
+    ],
+)
+def test_refused_before_anything_is_written(
+    finished_copy: Path, cli: Cli, change: Callable[[], None], command: str, code: int, says: str
+) -> None:
+    change()
+    before = tree(finished_copy)
+    result = cli(*command.split())
+    assert says in result.error
+    assert result.code == code
+    assert tree(finished_copy) == before
+
+
+@pytest.mark.parametrize(
+    ("table", "command", "made_by"),
+    [
+        ("prompts/step=0001", "generate pipelines/small --step 1 --agent ada", "hacpo prepare pipelines/small"),
+        (
+            "checkpoints/step=0001/agent=bo",
+            "generate pipelines/small --step 2 --agent bo",
+            "hacpo update pipelines/small --step 1 --agent bo",
+        ),
+        (
+            "rollouts/step=0001/agent=bo",
+            "pool pipelines/small --step 1 --learner ada",
+            "hacpo generate pipelines/small --step 1 --agent bo",
+        ),
+        (
+            "verdicts/step=0001/agent=bo",
+            "advantage pipelines/small --step 1",
+            "hacpo verify pipelines/small --step 1 --agent bo",
+        ),
+        ("capability/step=0001", "advantage pipelines/small --step 2", "hacpo advantage pipelines/small --step 1"),
+        (
+            "pool/step=0002/learner=bo",
+            "update pipelines/small --step 2 --agent bo",
+            "hacpo pool pipelines/small --step 2 --learner bo",
+        ),
+        (
+            "advantages/step=0002",
+            "update pipelines/small --step 2 --agent bo",
+            "hacpo advantage pipelines/small --step 2",
+        ),
+        ("data", "evaluate pipelines/small --step 0 --agent ada", "hacpo prepare pipelines/small"),
+    ],
+)
+def test_a_missing_input_names_the_command_that_makes_it(
+    finished_copy: Path, cli: Cli, table: str, command: str, made_by: str
+) -> None:
+    shutil.rmtree(finished_copy / "artifacts" / "small" / table)
+    before = tree(finished_copy)
+    result = cli(*command.split())
+    assert result.code == 3
+    assert f"is missing. Run `{made_by}`" in result.error
+    assert tree(finished_copy) == before
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    path.write_bytes(content)
+
+
+def drop_column(path: Path) -> None:
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.drop(["reward"]), path)
+
+
+def other_step(path: Path) -> None:
+    shutil.copy(str(path).replace("step=0001", "step=0002"), path)
+
+
+def other_run(path: Path) -> None:
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"hacpo.run": b"other"}), path)
+
+
+def other_agent(path: Path) -> None:
+    shutil.copy(str(path).replace("agent=ada", "agent=bo"), path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (truncate, "damaged or truncated"),
+        (flip, "damaged or truncated"),
+        (drop_column, "column 'reward' is missing"),
+        (other_step, "belongs to another partition (expected step=0001/agent=ada, found step=0002/agent=ada)"),
+        (other_agent, "belongs to another partition"),
+        (other_run, "belongs to another run (expected small, found other)"),
+        (lambda path: path.unlink(), "a shard is missing, renamed or left over"),
+    ],
+)
+def test_damaged_or_foreign_shards_are_refused(
+    finished_copy: Path, cli: Cli, damage: Callable[[Path], None], says: str
+) -> None:
+    damage(finished_copy / "artifacts" / "small" / "verdicts" / "step=0001" / "agent=ada" / "part-00000.parquet")
+    before = tree(finished_copy)
+    for command in ("advantage pipelines/small --step 1", "pool pipelines/small --step 1 --learner bo"):
+        result = cli(*command.split())
+        assert result.code == 4
+        assert says in result.error
+        assert "hacpo verify pipelines/small --step 1 --agent ada" in result.error
+    assert tree(finished_copy) == before
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no usable tokenizer"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
+        (lambda folder: (folder / "config.json").unlink(), "is no model folder: it has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no *.safetensors weights"),
+    ],
+)
+def test_unusable_model_folders_are_refused_at_warmup(
+    project: Path, models: Path, cli: Cli, spoil: Callable[[Path], None], says: str
+) -> None:
+    shutil.copytree(models / "ada", project / "broken")
+    (project / "broken" / "tokenizer_config.json").write_text((models / "ada" / "tokenizer_config.json").read_text())
+    spoil(project / "broken")
+    edit("models/ada", "broken")()
+    before = tree(project)
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6
+    assert says in result.error
+    assert tree(project) == before
+
+
+def test_damaged_weights_are_refused(finished_copy: Path, cli: Cli) -> None:
+    path = finished_copy / "artifacts" / "small" / "checkpoints" / "step=0000" / "agent=ada" / "model.safetensors"
+    content = path.read_bytes()
+    path.unlink()  # a hard link to the model folder's own file
+    path.write_bytes(content[:-500])
+    result = cli("generate", "pipelines/small", "--step", 1, "--agent", "ada", "--out", finished_copy / "out")
+    assert result.code in (4, 6)
+    assert str(path.parent.relative_to(finished_copy)) in result.error
+
+
+def test_a_prompt_that_the_template_refuses_is_named(project: Path, models: Path, cli: Cli) -> None:
+    shutil.copytree(models / "ada", project / "picky")
+    (project / "picky" / "chat_template.jinja").write_text(
+        "{% if '%' in messages[0]['content'] %}{{ raise_exception('no percent signs') }}{% endif %}"
+        "{{ messages[0]['content'] }}"
+    )
+    edit("models/ada", "picky")()
+    for command in ("prepare pipelines/small", "warmup pipelines/small --agent ada"):
+        assert cli(*command.split()).code == 0
+    result = cli("generate", "pipelines/small", "--step", 1, "--agent", "ada")
+    assert result.code == 5
+    assert "problem 'modular-" in result.error
+    assert "no percent signs" in result.error
+    assert not (project / "artifacts" / "small" / "rollouts").exists()
+
+
+def test_a_full_disk_costs_one_line_and_leaves_nothing_half_written(finished_copy: Path, cli: Cli) -> None:
+    """A file-size limit stands in for a full disk."""
+    before = tree(finished_copy)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        result = cli("advantage", "pipelines/small", "--step", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.code == 8
+    assert "artifacts/small/capability/step=0001: cannot be written: file too large. Nothing was changed" in result.error
+    assert tree(finished_copy) == before
+
+
+def test_the_driver_reports_a_stages_error_and_keeps_what_was_done(finished_copy: Path, cli: Cli) -> None:
+    edit("max_new_tokens: 26", "max_new_tokens: 20")()
+    checkpoint = finished_copy / "artifacts" / "small" / "checkpoints" / "step=0000" / "agent=bo"
+    (checkpoint / "chat_template.jinja").unlink()
+    (checkpoint / "chat_template.jinja").write_text("{{ raise_exception('spoiled') }}")
+    edit("models/bo", "models/none")()
+    result = cli("run", "pipelines/small", "--jobs", "1")
+    assert result.code == 6
+    assert "the model folder is missing" in result.error
+    edit("models/none", "models/bo")()
+    assert cli("run", "pipelines/small", "--jobs", "1").code == 0
