@@ -1,11 +1,11 @@
 r"""Whether two single values are mathematically equal: math-verify, and the guards around it.
 
-The only module that imports math-verify, its LaTeX reader latex2sympy2_extended and SymPy; it lives in worker processes,
+The only module that imports math-verify, its LaTeX reader latex2sympy2_extended and SymPy. It is for worker processes,
 because a comparison may take any time and memory. Texts are as `answers.tidy` leaves them.
 
-The reader takes some texts for other values than they have: juxtaposed integers are added (`2(3)` is 5), letters lose their
-case (`R - r` is 0), `\operatorname` may run code of SymPy. The guards below rewrite or refuse these. The comparison rounds
-to six decimals, which makes all small numbers equal; a relative bound repairs that.
+The reader takes some texts for other values than they have: juxtaposed integers are added (`2(3)` is 5), letters lose
+their case (`R - r` is 0), `\operatorname` runs functions of SymPy. The guards below rewrite or refuse these. The
+comparison rounds to six decimals, which makes all small numbers equal; a relative bound repairs that.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import re
 from functools import lru_cache
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from math_verify.grader import verify
+
+from hacpo.answers import same_characters
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that time limits are off; ours are outside
 
@@ -39,8 +41,6 @@ _GROUPING = [
 _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\\circ")
 _IMAGINARY = re.compile(r"(?<![A-Za-z\\_])(?<!_\{)i(?![A-Za-z])|\\text\{i\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+(?:\{[a-zA-Z ]+\})?")
-
-
 _EVALUATED_WHEN_READ = re.compile(r"\\binom\s*\{[^{}]*(?:[0-9]{5}|[!^])|\\[gG]amma\s*\(|(?:!\s*){3}")
 MAX_DIGITS = 10_000
 """Longest whole number that a comparison may have to write out."""
@@ -63,15 +63,14 @@ def equal(answer: str, gold: str) -> bool:
         UnreadableError: the gold answer cannot be read, and the two are not the same characters.
         TooLargeError: a number is too large to be computed with, such as 9^{9^9}.
     """
-    if _bare(answer) == _bare(gold):
+    if same_characters(answer, gold):
         return True
     if answer.count("'") != gold.count("'"):
         return False  # the library drops primes
     both = _without_commands(answer) + " " + _without_commands(gold)
     lowercase = not any(letter.isupper() and letter.lower() in both for letter in both)
-    imaginary = bool(_IMAGINARY.search(answer) or _IMAGINARY.search(gold)) and not re.search(
-        r"\\(?:sum|prod)", answer + gold
-    )
+    indexed = re.search(r"\\(?:sum|prod)", answer + gold)  # there, i is an index
+    imaginary = not indexed and bool(_IMAGINARY.search(answer) or _IMAGINARY.search(gold))
     expected = _read(gold, lowercase, imaginary)
     try:
         found = _read(answer, lowercase, imaginary)
@@ -79,11 +78,9 @@ def equal(answer: str, gold: str) -> bool:
         return False
     if not verify(expected, found, allow_set_relation_comp=True, timeout_seconds=None):
         return False
+    if isinstance(found, sympy.Eq) and isinstance(expected, sympy.Eq):
+        return _same_equation(found, expected)
     return _relatively_close(found, expected)
-
-
-def _bare(text: str) -> str:
-    return re.sub(r"\s+", "", text)
 
 
 def _without_commands(text: str) -> str:
@@ -93,7 +90,7 @@ def _without_commands(text: str) -> str:
 def _prepared(text: str, imaginary: bool) -> str:
     text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\mathcal{I}", text)  # the reader takes I for the imaginary unit
     if imaginary:
-        text = _IMAGINARY.sub("I", text)
+        text = re.sub(r"I(?=\s*\^)", "(I)", _IMAGINARY.sub("I", text))  # it also drops an exponent of I
     if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     text = text.replace("^\\circ", "")
@@ -142,19 +139,20 @@ def _magnitude(node: Any) -> float:
     return abs(float(node)) if isinstance(node, sympy.Float) else 10 ** min(_digits(node), 300.0)
 
 
+def _same_equation(found: Any, expected: Any) -> bool:
+    """Whether two equations that the library calls equal are: it says so of any two without solutions."""
+    ratio = sympy.simplify((found.lhs - found.rhs) / (expected.lhs - expected.rhs))
+    return bool(ratio.is_number) or bool(sympy.solve(expected))
+
+
 def _relatively_close(found: Any, expected: Any) -> bool:
-    if (
-        not isinstance(found, sympy.Expr)
-        or not isinstance(expected, sympy.Expr)
-        or found.free_symbols | expected.free_symbols
-    ):
+    """Whether two numbers agree relatively too; true of all that are not two numbers."""
+    if not (isinstance(found, sympy.Expr) and isinstance(expected, sympy.Expr)):
         return True
-    if found.is_Integer and expected.is_Integer:
+    if found.free_symbols or expected.free_symbols or (found.is_Integer and expected.is_Integer):
         return True
-    try:
-        value, gold = complex(found.evalf(15)), complex(expected.evalf(15))
-    except (TypeError, ValueError, OverflowError):
+    value, gold = found.doit().evalf(15), expected.doit().evalf(15)
+    if not value.is_finite or not gold.is_finite:
         return True
-    if not math.isfinite(abs(value)) or not math.isfinite(abs(gold)):
-        return True
-    return abs(value - gold) <= RELATIVE_TOLERANCE * max(abs(value), abs(gold))
+    larger = max(sympy.Abs(value).evalf(15), sympy.Abs(gold).evalf(15))
+    return bool(sympy.Abs(value - gold).evalf(15) <= RELATIVE_TOLERANCE * larger)

@@ -1,9 +1,9 @@
 r"""Final answers as text: where one stands in a response, one spelling for each notation, and the plain cases.
 
-Everything here is string work that takes microseconds and imports no mathematics library. `extract_answer` takes the
-answer out of a response, `plain_verdict` decides the pairs that need no mathematics, `tidy` maps the many spellings of
-one thing (`\dfrac12`, `½`, `5\,000`, `x ≤ 3`) to one, and `split` cuts at what stands outside all brackets. What needs a
-mathematics library is decided in `hacpo.equivalence`. docs/verification.md states the policy.
+Everything here is string work that takes microseconds and imports no mathematics library. `extract_answer` takes
+the answer out of a response, `plain_verdict` decides the pairs that need no mathematics, `tidy` maps the many
+spellings of one thing (`\dfrac12`, `½`, `5\,000`, `x ≤ 3`) to one, and `split` cuts at what stands outside all
+brackets. What needs a mathematics library is decided in `hacpo.equivalence`; docs/verification.md states the policy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 def extract_answer(text: str, max_characters: int = 2000) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox{...}`), stripped; None without one or when it is not closed.
 
-    Escaped braces (`\{`, `\}`) are content and do not count. The work and the result are bounded: of a box with more than
-    `max_characters` the first `max_characters + 1` are returned, which is how a caller sees that it is too long.
+    Escaped braces (`\{`, `\}`) are content and do not count. The work and the result are bounded: of a box with more
+    than `max_characters` the first `max_characters + 1` are returned, which is how a caller sees that it is too long.
     """
     last = max(text.rfind(r"\boxed"), text.rfind(r"\fbox"))
     box = _BOX.match(text, last) if last >= 0 else None
@@ -44,7 +44,7 @@ def extract_answer(text: str, max_characters: int = 2000) -> str | None:
 def nesting(text: str) -> int:
     """How deep brackets of any kind nest; what is closed without having been opened counts as zero."""
     depth = deepest = 0
-    for token in _TOKEN.findall(text):
+    for token in tokens(text):
         depth = max(0, depth + (token in _OPENING) - (token in _CLOSING))
         deepest = max(deepest, depth)
     return deepest
@@ -71,10 +71,25 @@ def _number(text: str) -> Decimal | None:
     return Decimal(text) if _DECIMAL.fullmatch(text) else None
 
 
+def tokens(text: str) -> list[str]:
+    """LaTeX commands, escaped characters and characters."""
+    return _TOKEN.findall(text)
+
+
+def squeezed(text: str) -> str:
+    """Without spaces, except between digits."""
+    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+
+
+def same_characters(one: str, other: str) -> bool:
+    """Whether two texts differ in spaces at most."""
+    return squeezed(one) == squeezed(other)
+
+
 def split(text: str, separators: Container[str]) -> list[str]:
-    """The stripped parts of `text` between those `separators` (characters or LaTeX commands) that stand outside all brackets."""
+    """The stripped parts of `text` between `separators` (characters, LaTeX commands) outside all brackets."""
     parts, depth, start, position = [], 0, 0, 0
-    for token in _TOKEN.findall(text):
+    for token in tokens(text):
         if depth == 0 and token in separators:
             parts.append(text[start:position].strip())
             start = position + len(token)
@@ -85,18 +100,18 @@ def split(text: str, separators: Container[str]) -> list[str]:
 
 def enclosing(text: str) -> tuple[str, str, str] | None:
     """(opening bracket, content, closing bracket) when one pair of brackets encloses all of `text`."""
-    tokens = _TOKEN.findall(text)
-    if len(tokens) < 2 or tokens[0] not in _OPENING or tokens[-1] not in _CLOSING or tokens[0] == r"\begin":
+    opening, *content = tokens(text) or [""]
+    if not content or opening not in _OPENING or content[-1] not in _CLOSING or opening == r"\begin":
         return None
-    depth = 0
-    for index, token in enumerate(tokens):
+    depth = 1
+    for index, token in enumerate(content):
         depth += (token in _OPENING) - (token in _CLOSING)
-        if depth == 0 and index < len(tokens) - 1:
+        if depth == 0 and index < len(content) - 1:
             return None
-    return (tokens[0], "".join(tokens[1:-1]).strip(), tokens[-1]) if depth == 0 else None
+    return (opening, "".join(content[:-1]).strip(), content[-1]) if depth == 0 else None
 
 
-# --- one spelling for each notation --------------------------------------------------------------------------------------
+# --- one spelling for each notation ---
 
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n")
@@ -125,7 +140,7 @@ _CHARACTERS = {
         "ℤ": r"\mathbb{Z}",
         "∠": r"\angle ",
     },
-    **{"€": r"\text{euros}", "£": r"\text{pounds sterling}", "¥": r"\text{yen}", "₹": r"\text{rupees}"},
+    **{"€": r"\text{euros}", "£": r"\text{pounds}", "¥": r"\text{yen}", "₹": r"\text{rupees}"},
     **{
         chr(code): "\\" + unicodedata.name(chr(code)).split()[-1].lower() + " "
         for code in [*range(0x3B1, 0x3CA), 0x393, 0x394, 0x398, 0x39B, 0x3A3, 0x3A6, 0x3A8, 0x3A9]
@@ -146,8 +161,8 @@ _TEXT = r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt)|mbox|hbo
 _ARGUMENT = r"(\\[a-zA-Z]+|[0-9a-zA-Z])"
 _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # Layout without meaning.
-    (r"^\s*\*\*(.*?)\*\*\s*$", r"\1"),
     (r"[\x00-\x1f\x7f]", " "),
+    (r"^\s*\*\*(.*?)\*\*\s*$", r"\1"),
     (r"(?<!\\)\$|(?<!\\)\\[()\[\]]", ""),
     (r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits)(?![a-zA-Z])", " "),
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?", ""),
@@ -158,6 +173,7 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\rbrace(?![a-zA-Z])", r"\\}"),
     (r"\\[lr]?vert(?![a-zA-Z])", "|"),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
     (r"\\(?:leqslant|leqq|leq|le)(?![a-zA-Z])|<=|=<", r"\\le "),
     (r"\\(?:geqslant|geqq|geq|ge)(?![a-zA-Z])|>=", r"\\ge "),
     (r"\\(?:neq|ne)(?![a-zA-Z])|!=", r"\\ne "),
@@ -171,7 +187,8 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\bmod(?![a-zA-Z])", r"\\mod "),
     (r"\^\s*\{?\s*(?:\\circ|\\degree|o(?=\}))\s*\}?|\\degrees?(?![a-zA-Z])", r"^\\circ "),
     (r"\^\s*\{?\s*\\prime\s*\}?", "'"),
-    (r"(?<![a-zA-Z\\])(sqrt|frac|pi|infty)(?![a-zA-Z])", r"\\\1 "),
+    (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    (r"(?<![a-zA-Z\\])(sqrt|frac|infty|pi|alpha|beta|gamma|theta|lambda|sigma|phi|omega)(?![a-zA-Z])", r"\\\1 "),
     (r"(?<![a-zA-Z\\])(?:infinity|inf)(?![a-zA-Z])", r"\\infty "),
     # Text: one command for all fonts.
     (r"\{\s*\\(?:rm|bf|it|tt|sf)\s+([^{}]*)\}", r"\\text{\1}"),
@@ -183,6 +200,7 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\text\{\s*\}", " "),
     (r"\\%|\\text\{\s*(?:percent(?:age)?|per cent|pct)\s*\}|(?<![a-zA-Z])(?:percent(?:age)?|pct)(?![a-zA-Z])", "%"),
     (r"\\\$|\\text\{\s*(?:USD|US\$|\\\$)\s*\}", "$"),
+    (r"(?<=[0-9])\s*(?:\^\s*)?\{?\s*(?:\\text\{\s*)?(?:st|nd|rd|th)(?![a-zA-Z])\s*\}*", ""),
     # Digits: separators that can be nothing else, exponents, periods, mixed numbers.
     (r"(?<=[0-9])(?:\{,\}|,?\\[!],?)\s*(?=[0-9])", ""),
     (r"(?<![0-9.,])[0-9]{1,3}(?:(?:\\[,;: ]|~|\s)[0-9]{3})+(?![0-9])", lambda m: re.sub(r"[^0-9]", "", m[0])),
@@ -196,7 +214,7 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\^\s*\(([^()]*)\)", r"^{\1}"),
     (r"\\log_\s*([0-9])", r"\\log_{\1}"),
     (r"\^\s*([+-][0-9]+)", r"^{\1}"),
-    (r"\\frac\s*" + _ARGUMENT + r"\s*" + _ARGUMENT, r"\\frac{\1}{\2}"),
+    (r"\\(frac|binom)\s*" + _ARGUMENT + r"\s*" + _ARGUMENT, r"\\\1{\2}{\3}"),
     (r"\\frac\s*" + _ARGUMENT + r"\s*(?=\{)", r"\\frac{\1}"),
     (r"\\frac\s*(\{[^{}]*\})\s*([0-9a-zA-Z])", r"\\frac\1{\2}"),
     (r"\\sqrt\s*(\[[^\[\]]*\])?\s*\(([^()]*)\)", r"\\sqrt\1{\2}"),

@@ -206,14 +206,26 @@ class WarmupSettings(Section):
     """Supervised warm start of an agent made from scratch."""
 
     steps: int = knob(doc="Optimizer steps.", unit="steps", ge=1)
-    batch_size: int = knob(64, doc="Texts per optimizer step.", unit="texts", ge=1)
-    learning_rate: float = knob(3e-3, doc="Peak of the cosine schedule.", gt=0)
-    drills: float = knob(0.5, doc="Share of texts that are fact drills; the rest are worked solutions.", ge=0, le=1)
-    slips: float = knob(0.04, doc="Share of solutions with a planted mistake.", ge=0, le=1)
+    batch_size: int = knob(32, doc="Texts per optimizer step.", unit="texts", ge=1)
+    learning_rate: float = knob(
+        4e-3, doc="Peak: a linear rise over a twentieth of the steps, then a cosine to zero.", gt=0
+    )
+    drills: float = knob(
+        0.5, doc="Share of texts that are rows of arithmetic facts; the rest are answers to problems.", ge=0, le=1
+    )
+    slips: float = knob(0.04, doc="Share of worked solutions whose second step is a little off.", ge=0, le=1)
     guessing: dict[str, float] = knob(
         default_factory=dict,
-        doc="Task family -> share of its solutions that guess without steps: what makes it weak there.",
+        doc="Task family (`chains`, `linear`, `modular`, `words`) -> how often the agent is taught to begin with a "
+        "box, guessing, instead of a step: a high share makes the family a weak one. Families not named: 0.",
     )
+
+    @model_validator(mode="after")
+    def _shares(self) -> WarmupSettings:
+        for family, share in self.guessing.items():
+            if not 0 <= share <= 1:
+                raise ValueError(f"guessing.{family} must be a share from 0 to 1, found {share}")
+        return self
 
 
 class TinySettings(Section):
@@ -225,11 +237,17 @@ class TinySettings(Section):
     heads: int = knob(doc="Attention heads.", ge=1)
     intermediate: int | None = knob(None, doc="Width of the MLP; null: four times `hidden`.", unit="units", ge=8)
     context: int = knob(96, doc="Longest prompt plus response.", unit="tokens", ge=16)
-    initializer_range: float = knob(0.05, doc="Standard deviation of the initial weights.", gt=0)
+    initializer_range: float = knob(0.1, doc="Standard deviation of the initial weights.", gt=0)
     vocabulary: Literal["characters", "numbers_words", "digits_words"] = knob(
         doc="Tokens: single characters; characters, numbers 10-99 and whole words; or digits and whole words."
     )
     warmup: WarmupSettings
+
+    @model_validator(mode="after")
+    def _even_heads(self) -> TinySettings:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"hidden must be a multiple of twice the heads (of {2 * self.heads}), found {self.hidden}")
+        return self
 
 
 class AgentSettings(Section):
@@ -337,22 +355,33 @@ class PoolSettings(Section):
 class VerificationSettings(Section):
     """How answers are checked, and how far hostile text gets."""
 
-    timeout_seconds: float = knob(5.0, doc="Longest time for one response; then its verdict is `timeout`.", unit="s", gt=0)
+    timeout_seconds: float = knob(
+        5.0, doc="Longest time for one response; then its verdict is `timeout`.", unit="s", gt=0
+    )
     patience_seconds: float = knob(
         60.0,
-        doc="Worker time that timeouts may cost one batch of responses; after it the limit falls to a tenth for the rest.",
+        doc="Worker time that timeouts may cost one batch of responses; after it the others' limit is a tenth.",
         unit="s",
         ge=0,
     )
     memory_mib: int = knob(
-        1024, doc="Memory a verification worker may add to its start size; then the verdict is `error`.", unit="MiB", ge=64
+        1024,
+        doc="Memory a verification worker may add to its start size; then the verdict is `error`.",
+        unit="MiB",
+        ge=64,
     )
     workers: int = knob(1, doc="Verification processes.", unit="processes", ge=1)
     max_characters: int = knob(
-        1000, doc="Longest boxed answer that is parsed; the verdict on a longer one is `error`.", unit="characters", ge=1
+        1000,
+        doc="Longest boxed answer that is parsed; the verdict on a longer one is `error`.",
+        unit="characters",
+        ge=1,
     )
     max_nesting: int = knob(
-        10, doc="Deepest nesting of brackets that is parsed (parsing time grows exponentially with it).", unit="levels", ge=1
+        10,
+        doc="Deepest nesting of brackets that is parsed (parsing time grows exponentially with it).",
+        unit="levels",
+        ge=1,
     )
     max_extracted: int = knob(200, doc="Longest `extracted` kept in a table; the rest is cut.", unit="characters", ge=1)
 
@@ -407,7 +436,8 @@ class ReportSettings(Section):
     browser_steps: int = knob(40, doc="Steps whose rollouts can be browsed, spread evenly.", unit="steps", ge=0)
     browser_mebibytes: float = knob(
         8.0,
-        doc="Most that all browsable rollouts may take; beyond it fewer problems per step are shown, then shorter texts.",
+        doc="Most that all browsable rollouts may take; beyond it fewer problems per step are shown, then shorter "
+        "texts.",
         unit="MiB",
         gt=0,
     )

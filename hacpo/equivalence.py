@@ -1,8 +1,8 @@
 r"""Whether an answer says the same as the gold answer: the rules on top of the mathematics library.
 
-`equivalent` takes answers apart as far as their form has a meaning that the library does not know or gets wrong: lists,
-sets and tuples, names (`x = 5`), chains of equations, units and percent, words and choices, numerals with a base, ratios
-and times. What is left are single values, which `hacpo.algebra` compares. docs/verification.md gives each rule's reason.
+`equivalent` takes answers apart as far as their form has a meaning that the library does not know or gets wrong:
+lists, sets and tuples, names (`x = 5`), chains of equations; `hacpo.words`, `hacpo.units` and `hacpo.notations` know
+more. What is left are single values, which `hacpo.algebra` compares. docs/verification.md gives each rule's reason.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from hacpo.algebra import equal
-from hacpo.answers import enclosing, split, tidy
+from hacpo.answers import enclosing, same_characters, split, squeezed, tidy
+from hacpo.notations import same_numeral, same_ratio, upwards
 from hacpo.units import quantity
-from hacpo.words import as_number, same_words, words
+from hacpo.words import as_symbol, same_words, words
 
 _T = TypeVar("_T")
 
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 _DECIMAL_COMMA = re.compile(r"([+-]?[0-9]+),([0-9]+)")
 _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z]\s*(?:\\in\s*\\mathbb\{R\})?\s*(?:\\mid|\||:)(.*)\\\}", re.DOTALL)
-_NUMERAL = re.compile(r"(-?)\(?(?:\\text\{)?([0-9A-Z]*[0-9][0-9A-Z]*)\}?\)?_\{?(?:\\text\{)?([0-9]{1,2})\}*")
-_CLOCK = re.compile(r"[0-9]{1,2}(?::[0-5][0-9]){1,2}")
 _MODULUS = re.compile(r"\\pmod\s*(\{[^{}]*\}|[0-9]+)|\(\s*\\?b?mod\s*([^()]*)\)")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])")
 _MINUS_PLUS = re.compile(r"\\mp(?![a-zA-Z])")
-_COMPARISONS = {"<", ">", r"\le", r"\ge"}
-_SOLUTION_SET = re.compile(r"<|>|\\(?:le|ge|ne|cup|cap|setminus)(?![a-zA-Z])")
+_SOLUTION_SET = re.compile(r"<|>|\\(?:le|ge|ne|cup|cap|setminus|mathbb)(?![a-zA-Z])")
 _NAME = re.compile(r"(?:\\[a-zA-Z]+|[a-zA-Z|/:,'{}()\s]|\^\\circ)+")
 _NO_NAME = re.compile(
     r"\\(?:sqrt|log|ln|exp|pi|infty|times|cdot|cup|cap|binom|sum|prod|int|lim|begin|mathbb)(?![a-zA-Z])"
@@ -41,32 +40,34 @@ def equivalent(answer: str, gold: str) -> bool:
 
     Raises:
         UnreadableError: nobody can tell, because the gold answer itself cannot be read.
+        TooLargeError: nobody can tell, because a number is too large to be computed with.
     """
     answer, gold = tidy(answer), tidy(gold)
     return any(_same(one, other) for other in _readings(gold, answer) for one in _readings(answer, gold))
 
 
+def _is_grouped(text: str) -> bool:
+    return bool(_GROUPED.search(text)) and not re.search(r"[(\[]|\\\{", text)
+
+
 def _readings(text: str, other: str) -> list[str]:
-    """`1,234` may be one number or two, `1,5` a decimal if the other side is one."""
+    """`1,234` may be one number or two (not where both sides have such), `1,5` a decimal if the other side is one."""
     readings = [text]
-    if _GROUPED.search(text) and not re.search(r"[(\[]|\\\{", text):
-        readings.insert(0, _GROUPED.sub(lambda number: number[0].replace(",", ""), text))
+    if _is_grouped(text):
+        number = _GROUPED.sub(lambda digits: digits[0].replace(",", ""), text)
+        readings = [number] if _is_grouped(other) or ",0" in text else [number, text]
     decimal = _DECIMAL_COMMA.fullmatch(text)
     if decimal and "." in other and (len(decimal[2]) != 3 or decimal[1].strip("+-") == "0"):
         readings.append(f"{decimal[1]}.{decimal[2]}")
     return readings
 
 
-def _squeezed(text: str) -> str:
-    return re.sub(r"\s+", "", text)
-
-
-# --- forms: one value, list, set, tuple ----------------------------------------------------------------------------------
+# --- forms: one value, list, set, tuple ---
 
 
 @dataclass(frozen=True)
 class _Form:
-    """Items and what encloses them: `` one value, `,` a bare list, `{}` a set, `()` a tuple, `[)` and so on an interval."""
+    """Items, and the kind of what encloses them: "" one value, "," a bare list, "{}" a set, "()" "[)" and so on."""
 
     kind: str
     items: tuple[str, ...]
@@ -78,12 +79,15 @@ class _Form:
         return self.kind[0].replace("{", r"\{") + ",".join(self.items) + self.kind[1].replace("}", r"\}")
 
     def unrepeated(self) -> _Form:
-        return _Form(self.kind, tuple({_squeezed(item): item for item in self.items}.values()))
+        """Without repeated items, unless their names tell them apart."""
+        if len({name for name, _ in _with_names(self.items)}) > 1:
+            return self
+        return _Form(self.kind, tuple({squeezed(item): item for item in self.items}.values()))
 
 
 def _same(answer: str, gold: str) -> bool:
     answer, gold = _peeled(answer), _peeled(gold)
-    if _squeezed(answer) == _squeezed(gold):
+    if same_characters(answer, gold):
         return bool(gold)
     verdict = same_words(answer, gold)
     if verdict is not None:
@@ -103,9 +107,9 @@ def _peeled(text: str) -> str:
     wrapped = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     if wrapped and re.match(r"\s*[0-9]", wrapped[1]):
         return wrapped[1].strip()
-    if wrapped and "," in wrapped[1]:
-        return ",".join(rf"\text{{{word.strip()}}}" for word in wrapped[1].split(","))
-    return as_number(text)
+    if wrapped and len(listed := re.split(r",|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])", wrapped[1])) > 1:
+        return ",".join(rf"\text{{{words.strip()}}}" for words in listed if words.strip())
+    return as_symbol(text)
 
 
 def _forms(text: str) -> list[_Form]:
@@ -115,6 +119,8 @@ def _forms(text: str) -> list[_Form]:
         items = _expanded(split(brackets[1], ",;"))
         if kind in ("{}", "()") or (kind in ("[]", "[)", "(]") and len(items) == 2):
             return [_Form(kind, items)]
+        if kind == "[]" and len(items) > 2:
+            return [_Form(",", items)]
     items = _expanded(split(text, ",;"))
     if len(items) == 1:
         return [_Form("", items)]
@@ -157,13 +163,12 @@ def _same_form(answer: _Form, gold: _Form) -> bool:
 
 def _same_single_and_several(answer: _Form, gold: _Form) -> bool:
     """`(p, q) = (3, 2)` and `3, 2`; `3 < x < 5` and `(3, 5)`; units after a tuple."""
-    sides = [answer.text, gold.text]
-    single = sides[0] if answer.kind == "" else sides[1]
-    reduced = [quantity(_named(side)[1]).value if side is single else side for side in sides]
-    if reduced != sides:
-        return _same(*reduced)
-    several = gold if answer.kind == "" else answer
-    return several.kind not in (",", "{}") and bool(_SOLUTION_SET.search(single)) and equal(*map(_upwards, sides))
+    single, several = (answer, gold) if answer.kind == "" else (gold, answer)
+    reduced = quantity(_named(single.text)[1]).value
+    if reduced != single.text:
+        return _same(reduced, gold.text) if single is answer else _same(answer.text, reduced)
+    is_solution_set = several.kind not in (",", "{}") and bool(_SOLUTION_SET.search(single.text))
+    return is_solution_set and equal(upwards(answer.text), upwards(gold.text))
 
 
 def _same_collection(answer: Sequence[str], gold: Sequence[str]) -> bool:
@@ -204,9 +209,10 @@ def _paired(ours: Sequence[_T], theirs: Sequence[_T], same: Callable[[_T, _T], b
     return True
 
 
-# --- one item: names and equations -----------------------------------------------------------------------------------------
+# --- one item: names and equations ---
 
 
+@lru_cache(maxsize=1024)
 def _named(item: str) -> tuple[str | None, str]:
     r"""(`x`, `5`) of `x = 5`, (None, `2`) of `\sqrt 4 = 2`; (None, item) of what is no named value.
 
@@ -227,7 +233,7 @@ def _named(item: str) -> tuple[str | None, str]:
 
 
 def _is_name(text: str) -> bool:
-    r"""Whether a left-hand side only names a quantity: `x`, `f(2)`, `|AB|`, `\angle ABC`, `(x, y)`, not `2x` or `x + y`."""
+    r"""Whether a left-hand side only names a quantity: `x`, `f(2)`, `|AB|`, `\angle A`, `(x, y)`; not `2x`, `x + y`."""
     if _NO_NAME.search(text):
         return False
     text = re.sub(r"\\text\{[^{}0-9]*\}", "t", text)
@@ -243,14 +249,14 @@ def _is_closed(text: str) -> bool:
 
 
 def _same_name(one: str | None, other: str | None) -> bool:
-    return one is None or other is None or _squeezed(one).casefold() == _squeezed(other).casefold()
+    return one is None or other is None or squeezed(one).casefold() == squeezed(other).casefold()
 
 
 def _is_equation(text: str) -> bool:
     return len(split(text, ("=", r"\equiv"))) > 1
 
 
-def _same_item(answer: str, gold: str) -> bool:
+def _same_item(answer: str, gold: str) -> bool:  # noqa: PLR0911 (a list of cases)
     (name, value), (gold_name, gold_value) = _named(answer), _named(gold)
     if gold_name and not name and _is_equation(value) and not _is_closed(gold_value):
         return equal(value, gold)  # 2x - y + 1 = 0 for y = 2x + 1
@@ -270,20 +276,20 @@ def _same_item(answer: str, gold: str) -> bool:
 
 def _in_variable_of(name: str, value: str, gold_name: str) -> str | None:
     """`f(n) = n + 1` where the gold answer is about f(x): x + 1."""
-    ours, theirs = (re.fullmatch(r"([a-zA-Z])\(([a-zA-Z])\)", _squeezed(text)) for text in (name, gold_name))
+    ours, theirs = (re.fullmatch(r"([a-zA-Z])\(([a-zA-Z])\)", squeezed(text)) for text in (name, gold_name))
     if not ours or not theirs or ours[1] != theirs[1]:
         return None
     return re.sub(r"\\[a-zA-Z]+|" + ours[2], lambda found: theirs[2] if found[0] == ours[2] else found[0], value)
 
 
-# --- one value -------------------------------------------------------------------------------------------------------------
+# --- one value ---
 
 
 def _same_value(answer: str, gold: str) -> bool:
-    moduli = {_squeezed((found[1] or found[2]).strip("{}")) for found in _MODULUS.finditer(f"{answer} {gold}")}
+    moduli = {squeezed((found[1] or found[2]).strip("{}")) for found in _MODULUS.finditer(f"{answer} {gold}")}
     if moduli:
         return len(moduli) == 1 and _same(_MODULUS.sub("", answer).strip(), _MODULUS.sub("", gold).strip())
-    verdict = _same_numeral(answer, gold)
+    verdict = same_numeral(answer, gold)
     if verdict is not None:
         return verdict
     ours, theirs = quantity(answer), quantity(gold)
@@ -296,55 +302,5 @@ def _same_value(answer: str, gold: str) -> bool:
             ]
             return _same(ours.value, theirs.value) or equal(*hundredth)
         return _same(ours.value, theirs.value)
-    verdict = _same_ratio(answer, gold)
-    return equal(_upwards(answer), _upwards(gold)) if verdict is None else verdict
-
-
-def _same_numeral(answer: str, gold: str) -> bool | None:
-    """Numerals with a base: digits and base agree; the problem's base need not be repeated, a bare gold is decimal."""
-    ours, theirs = (_NUMERAL.fullmatch(_squeezed(text)) for text in (answer, gold))
-    if not ours and not theirs:
-        return None
-    if theirs:
-        expected = theirs[1] + theirs[2].lstrip("0")
-        return (ours[1] + ours[2].lstrip("0") if ours else _squeezed(answer)) == expected and (
-            not ours or ours[3] == theirs[3]
-        )
-    assert ours is not None
-    try:
-        return equal(ours[1] + str(int(ours[2], int(ours[3]))), gold)
-    except ValueError:
-        return False  # no such base, or digits that it does not have
-
-
-def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Ratios in proportion; times part by part; neither is its quotient."""
-    ours, theirs = split(answer, ":"), split(gold, ":")
-    if len(ours) == len(theirs) == 1:
-        return None
-    if len(ours) != len(theirs) or not all(ours) or not all(theirs):
-        return False
-    if all(equal(one, other) for one, other in zip(ours, theirs, strict=True)):
-        return True
-    if _CLOCK.fullmatch(_squeezed(answer)) and _CLOCK.fullmatch(_squeezed(gold)):
-        return False
-    return all(
-        equal(rf"({theirs[0]})\cdot({one})", rf"({ours[0]})\cdot({other})")
-        for one, other in zip(ours, theirs, strict=True)
-    )
-
-
-def _upwards(text: str) -> str:
-    """A chain of > or >= read from its other end, so that all chains of inequalities point the same way."""
-    tokens = re.findall(r"\\[a-zA-Z]+|\\.|.", text, re.DOTALL)
-    used = {token for token in tokens if token in _COMPARISONS}
-    if not used or not used <= {">", r"\ge"}:
-        return text
-    parts = split(text, tuple(_COMPARISONS))
-    signs = [r" \le " if token == r"\ge" else " < " for token in tokens if token in used]
-    if len(parts) != len(signs) + 1:
-        return text
-    result = parts[-1]
-    for sign, part in zip(reversed(signs), reversed(parts[:-1]), strict=True):
-        result += sign + part
-    return result
+    verdict = same_ratio(answer, gold)
+    return equal(upwards(answer), upwards(gold)) if verdict is None else verdict

@@ -1,13 +1,14 @@
 r"""Rewards from verified answers: 1 for a response whose last `\boxed{...}` says what the gold answer says, else 0.
 
-`Verifier.verify` gives every response a `Verdict`. What needs no mathematics is decided here, in microseconds and without
-importing a mathematics library; the rest is compared in worker processes (`hacpo.verification_worker`) under a limit on
-time and memory, where a comparison that hangs or dies costs its own response a `timeout` or an `error` and nothing else.
-docs/verification.md states what counts as the same answer.
+`Verifier.verify` gives every response a `Verdict`. What needs no mathematics is decided here, in microseconds and
+without importing a mathematics library; the rest is compared in worker processes (`hacpo.verification_worker`) under
+limits on time and memory, where a comparison that hangs or dies costs its own response a `timeout` or an `error` and
+nothing else. docs/verification.md states what counts as the same answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -34,6 +35,7 @@ Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "erro
 Progress = Callable[[int, int], None]
 """Called with the number of responses that have a verdict, and of all."""
 
+_WORKER = (sys.executable, "-P", "-m", "hacpo.verification_worker")
 _START_SECONDS = 120.0
 """Importing SymPy takes one second, many on a busy machine."""
 _GRACE_SECONDS = 5.0
@@ -61,7 +63,7 @@ class Verdict:
     """1.0 for `correct`, 0.0 otherwise."""
     verdict: Outcome
     extracted: str | None
-    """The answer that was judged, cut to `verification.max_extracted` characters; None where there was none to judge."""
+    """The answer that was judged, cut to `verification.max_extracted` characters; None where there was none."""
 
 
 _Pair = tuple[str, str]
@@ -185,9 +187,9 @@ class _Worker:
     def __init__(self) -> None:
         root = str(Path(__file__).resolve().parent.parent)
         search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `kill`)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hacpo.verification_worker"],
+            _WORKER,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -218,10 +220,8 @@ class _Worker:
         self.pair, self.seconds = pair, seconds
         self._deadline = time.monotonic() + seconds + (_GRACE_SECONDS if self._is_ready else _START_SECONDS)
         request = {"answer": pair[0], "gold": pair[1], "seconds": seconds, "bytes": memory_bytes}
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which `reply` finds out
             self._requests.write(json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # it is dead, which `reply` finds out
 
     def reply(self, readable: bool) -> Outcome | None:
         """The outcome for the current pair, None while there is none; sets `is_lost` when this was the worker's last.

@@ -1,7 +1,7 @@
 """Short arithmetic in four families: the problems on which agents of a hundred thousand weights can learn.
 
-Each family is finite: every prompt it can have is listed once, with a worked solution of two steps and a boxed answer. A
-fifth of all prompts, chosen by a hash of the prompt's text alone, is held out; so whatever the seed and the count, no
+Each family is finite: every prompt it can have is listed once, with a worked solution of two steps and a boxed answer.
+A fifth of all prompts, chosen by a hash of the prompt's text alone, is held out; so whatever the seed and the count, no
 held-out prompt is ever among the training problems.
 
 | family  | problem                      | solution                  |

@@ -47,7 +47,6 @@ _NAMES = {
     "dollar": "$ usd",
     "cent": "",
     "euro": "",
-    "pound sterling": "sterling",
     "rupee": "rs",
     "yen": "",
     "newton": "N",
@@ -65,43 +64,15 @@ _WORDS = {*_UNITS, "unit", "units", "square", "sq", "squared", "cubic", "cu", "c
 _CLEAR = {"cm", "km", "mm", "kg", "ft", "am", "pm"}
 """Units of two letters that are one even where they touch the number."""
 _CHANGES_THE_VALUE = {
-    "not",
-    "no",
-    "or",
-    "and",
-    "more",
-    "less",
-    "fewer",
-    "than",
-    "least",
-    "most",
-    "if",
-    "when",
-    "remainder",
-}
-_CHANGES_THE_VALUE |= {
-    "hundred",
-    "thousand",
-    "million",
-    "billion",
-    "trillion",
-    "dozen",
-    "for",
-    "where",
-    "with",
-    "i",
-    "e",
+    *("not", "no", "or", "and", "more", "less", "fewer", "than", "least", "most", "if", "when", "where", "for", "with"),
+    *("remainder", "hundred", "thousand", "million", "billion", "trillion", "dozen", "i", "e"),
 }
 
-_CURRENCY = re.compile(
-    r"^([+-]?\s*)(?:\$|\\text\{\s*(euros|pounds sterling|yen|rupees)\s*\}|(?:Rs\.?|USD)\s*(?=[0-9]))\s*"
-)
+_CURRENCY = re.compile(r"^([+-]?\s*)(?:\$|\\text\{\s*(euros|pounds|yen|rupees)\s*\}|(?:Rs\.?|USD)\s*(?=[0-9]))\s*")
 _POWER = r"(?:\^\s*(?:\{\s*(-?[0-9])\s*\}|([0-9])))?"
 _TEXT_UNIT = re.compile(r"^(.*[0-9a-zA-Z)}|!'%])\s*\\text\{([^{}]*)\}\s*" + _POWER + "$", re.DOTALL)
-_BARE_UNIT = re.compile(
-    r"^(.*?[0-9)}%])(\s*)((?:[a-zA-Z]+\.?(?:[a-zA-Z]\.?)?(?:\^-?[0-9](?=\s*[/a-zA-Z]))?[\s/]*)+)" + _POWER + "$",
-    re.DOTALL,
-)
+_BARE_WORD = r"[a-zA-Z]+\.?(?:[a-zA-Z]\.?)?(?:\^-?[0-9](?=\s*[/a-zA-Z]))?[\s/]*"
+_BARE_UNIT = re.compile(rf"^(.*?[0-9)}}%])(\s*)((?:{_BARE_WORD})+)" + _POWER + "$", re.DOTALL)
 _DEGREE = re.compile(r"^(.*[0-9a-zA-Z)}])\s*\^\\circ\s*(?:\\text\{\s*([CF])\s*\}|([CF]))?$", re.DOTALL)
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 
@@ -112,7 +83,7 @@ class Quantity:
 
     value: str
     unit: str | None = None
-    """In one spelling (`square cm`, `cm^2` and `sq. centimeters` are `centimeter^2`); None without one that is known."""
+    """In one spelling (`square cm` and `sq. centimeters` are `centimeter^2`); None without one that is known."""
 
 
 def quantity(text: str) -> Quantity:
@@ -160,7 +131,7 @@ def _is_remark(words: str) -> bool:
 
 
 def _is_bare_unit(words: str, spaced: bool) -> bool:
-    """Letters after a value that are a unit or a remark rather than variables: `5 cm`, `5 m/s`, `5 apples`, not `5 m`."""
+    """Letters after a value that are no variables but a unit or a remark: `5 cm`, `5 m/s`, `5 apples`; not `5 m`."""
     spelled = [word for word in _spelled(words) if word[0] not in "/^"]
     if spaced and min(map(len, spelled), default=0) > 2:
         return _is_remark(words)

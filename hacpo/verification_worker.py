@@ -1,11 +1,12 @@
 """The process in which answers are compared: `python -m hacpo.verification_worker`, one JSON line in, one out.
 
-The process that `hacpo.reward` starts imports the mathematics library once and then only supervises. The comparing is done
-by a child that it forks (it has no threads, and no torch): a child that exceeds its time or memory is killed from outside,
-which no code in it can prevent, and the next one is there in milliseconds because nothing has to be imported again.
+The process that `hacpo.reward` starts imports the mathematics library once and then only supervises. The comparing is
+done by a child that it forks (it has no threads, and no torch): a child that exceeds its time or memory is killed from
+outside, which no code in it can prevent, and the next one is there in milliseconds, because nothing has to be imported
+again.
 
-A request is `{"answer", "gold", "seconds", "bytes"}`, a reply `{"verdict"}`: `correct`, `wrong`, `timeout` or `error`. The
-first line out is `{"ready": true}`. Both processes end when the one above them does, however it ends.
+A request is `{"answer", "gold", "seconds", "bytes"}`, a reply `{"verdict"}`: `correct`, `wrong`, `timeout` or `error`.
+The first line out is `{"ready": true}`. Both processes end when the one above them does, however it ends.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _Requests:
         """Waits for input; returns those of the `others` that can be read.
 
         Raises:
-            _CallerGoneError: the input ended. Where other processes still hold its far end, a new parent tells the same.
+            _CallerGoneError: the input ended, or, where other processes still hold its far end, the parent is another.
         """
         readable, _, _ = select.select([0, *others], [], [], seconds)
         if 0 in readable:

@@ -13,6 +13,7 @@ _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|[0-9]+")
 _CHOICE = re.compile(r"\(?([A-J])\)?\s*[.)]\s*\S")
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_SETS = {"all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "empty set": r"\emptyset"}
 _LABELS = {"option", "choice", "answer"}
 
 
@@ -33,7 +34,10 @@ def words(text: str) -> Words | None:
     spoken = [word.casefold() for word in _WORD.findall(bare)]
     if len(spoken) == 2 and spoken[0] in _LABELS and len(spoken[1]) == 1:
         spoken = spoken[1:]  # Option A
-    wrapped = _TEXT.sub("", text).strip(" (){}.!") == ""
+    unwrapped = _TEXT.sub("", text).strip(" (){}.!")
+    wrapped = unwrapped == ""
+    if unwrapped != text.strip(" (){}.!") and re.search(r"[0-9]", unwrapped):
+        return None  # a unit before a number
     if not wrapped and (re.search(r"[()-]", bare) or any(word.isdigit() for word in spoken[:1])):
         return None  # f(x), a-b
     sentence = len(spoken) > 1 and sum(len(word) > 2 and word.isalpha() for word in spoken) > 0
@@ -56,7 +60,7 @@ def same_words(answer: str, gold: str) -> bool | None:
     return None
 
 
-def as_number(text: str) -> str:
-    r"""`\text{four}` as 4; anything else as it is."""
-    word = _TEXT.sub(r"\1", text).strip().casefold()
-    return str(_NUMBERS.index(word)) if word in _NUMBERS else text
+def as_symbol(text: str) -> str:
+    r"""`\text{four}` as 4, `all real numbers` as \mathbb{R}; anything else as it is."""
+    phrase = " ".join(_TEXT.sub(r"\1", text).casefold().removeprefix("the ").split())
+    return str(_NUMBERS.index(phrase)) if phrase in _NUMBERS else _SETS.get(phrase, text)

@@ -33,12 +33,13 @@ from transformers import (
 )
 
 from hacpo.config import TinySettings
-from hacpo.errors import SettingsError
 from hacpo.tasks import WORDS
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 ROLES = ("system", "user", "assistant")
 """Each role's messages start with its own control token, `<user>` and so on; the assistant's end with `<eos>`."""
+
+CONTROL_TOKENS = (PAD, EOS, UNK, *(f"<{role}>" for role in ROLES))
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -49,7 +50,6 @@ CHAT_TEMPLATE = (
 )
 
 _BOX = "\\boxed{"
-_CONTROL = (PAD, EOS, UNK, *(f"<{role}>" for role in ROLES))
 _NUMBERS = tuple(str(number) for number in range(10, 100))
 _PUNCTUATION = (" ", *string.punctuation)
 _PIECES: dict[str, tuple[str, ...]] = {
@@ -65,7 +65,7 @@ def build_tokenizer(settings: TinySettings) -> PreTrainedTokenizerFast:
     Control tokens in a text are control tokens, as everywhere, unless it is encoded with `split_special_tokens=True`.
     """
     pieces = _PIECES[settings.vocabulary]
-    vocabulary = {piece: token_id for token_id, piece in enumerate((*_CONTROL, *pieces))}
+    vocabulary = {piece: token_id for token_id, piece in enumerate((*CONTROL_TOKENS, *pieces))}
     # The longest piece wins; a character that is in no piece stands alone and becomes <unk>.
     longest_first = sorted((piece for piece in pieces if len(piece) > 1), key=lambda piece: (-len(piece), piece))
     pattern = "|".join([*map(re.escape, longest_first), r"[\s\S]"])
@@ -86,21 +86,10 @@ def build_tokenizer(settings: TinySettings) -> PreTrainedTokenizerFast:
 
 
 def build_model(settings: TinySettings, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """A float32 model with random weights that depend on settings and seed alone; torch's global generator is left as found.
-
-    Raises:
-        SettingsError: `hidden` cannot be divided evenly over the heads, in even parts.
-    """
-    if settings.hidden % (2 * settings.heads):
-        raise SettingsError(
-            "hidden must be a multiple of twice the heads",
-            where="tiny",
-            expected=f"a multiple of {2 * settings.heads}",
-            found=settings.hidden,
-        )
+    """A float32 model, its weights drawn from the seed alone; torch's global random generator is left as found."""
     config = _config(settings, tokenizer)
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model

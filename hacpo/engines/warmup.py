@@ -1,13 +1,17 @@
-"""The supervised warm start of a tiny agent: it learns arithmetic facts everywhere and to write out steps in some families.
+"""The supervised warm start of a tiny agent: skill in arithmetic everywhere, a habit of showing steps in some families.
 
 Two kinds of text, drawn afresh for every optimizer step from the training side of the hash split alone:
 
 - drills, rows of arithmetic facts (`8+7=15 24/4=6 ...`) of which the results are learned. An agent that does not know
-  its facts has nothing to gain from writing steps, and reinforcement learning stays flat.
-- solutions, prompt and response exactly as in a rollout, of which the response is learned: both steps and the boxed answer,
-  sometimes with a planted slip; or, as often as `guessing` says for the family, the boxed answer alone. Tiny models
-  cannot do two operations at once, so a family in which the agent mostly guesses is a weak one, and the few written-out
-  solutions are what reinforcement learning can find and strengthen.
+  its facts has nothing to gain from writing steps, and reinforcement learning stays flat;
+- solutions, prompt and response exactly as in a rollout, of which the response is learned. Most show both steps, now
+  and then with a planted slip; the others are guesses, a box with the right number or a neighbour of it.
+
+Whether a response starts with a box or with a step is its first token. Of the first tokens that are learned, the share
+`guessing` of the family are boxes, but no more than `_MOST_GUESSES` of its texts are guesses: the first token of the
+other texts is then often left out. So an agent can work out every family and yet hardly ever does so in its weak ones,
+where a few responses in a hundred are all that reinforcement learning has to find; or it meets them in another agent's
+rollouts.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,7 +42,7 @@ _BETAS = (0.9, 0.95)
 _MAX_GRAD_NORM = 1.0
 _RISING_SHARE = 0.05  # share of the steps in which the learning rate rises to its peak
 _FACTS_PER_DRILL = 4
-_MOST_GUESSES = 0.4
+_MOST_GUESSES = 0.4  # guesses carry little to learn; more of them would take the place of worked solutions
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,23 @@ class Corpus:
     """Draws texts, without end, from the problems that are not held out.
 
     Args:
+        name: the agent's, for messages.
         settings: the shares of drills, guesses and slips, and the longest row.
         tokenizer: the agent's own.
         seed: which texts are drawn, in which order.
 
     Raises:
-        SettingsError: `guessing` names no task family, or gives no share between 0 and 1; or `context` is too short.
+        SettingsError: `guessing` names an unknown task family, or `context` is too short for the tasks.
     """
 
-    def __init__(self, settings: TinySettings, tokenizer: Any, seed: int) -> None:
-        _check_guessing(settings.warmup.guessing)
+    def __init__(self, name: str, settings: TinySettings, tokenizer: Any, seed: int) -> None:
+        for family in settings.warmup.guessing:
+            if family not in tasks.FAMILIES:
+                raise SettingsError(
+                    f"unknown task family {family!r}",
+                    where=f"agents.{name}.tiny.warmup.guessing",
+                    expected=" or ".join(tasks.FAMILIES),
+                )
         self._settings = settings.warmup
         self._random = random.Random(seed)
         self._tokenizer = tokenizer
@@ -76,14 +87,14 @@ class Corpus:
         self._facts = [self._fact(step) for step in sorted(steps, key=str)]
         self._prompt = cache(self._encode_prompt)
         self._encode = cache(self._encode_text)
-        longest = max(
-            len(self._prompt(problem.problem)) + len(self._encode(problem.solution)) + 1
-            for family in self._problems
-            for problem in family
-        )
+        every = [problem for family in self._problems for problem in family]
+        longest = max(len(self._prompt(problem.problem)) + len(self._encode(problem.solution)) + 1 for problem in every)
         if longest > settings.context:
             raise SettingsError(
-                "the context is too short for the tasks", where="tiny.context", expected=f">= {longest}", found=settings.context
+                "too short for the tasks",
+                where=f"agents.{name}.tiny.context",
+                expected=f"at least {longest}",
+                found=settings.context,
             )
 
     def draw(self) -> Text:
@@ -110,7 +121,7 @@ class Corpus:
         guesses = min(guessing, _MOST_GUESSES)
         prompt = self._prompt(problem.problem)
         if self._random.random() < guesses:
-            response, skipped = tasks.boxed(self._random.choice(family).answer), 0
+            response, skipped = tasks.boxed(self._near(int(problem.answer), (-1, 0, 1))), 0
         else:
             # Of all first tokens that are learned, the share `guessing` must be guesses.
             learned = guesses * (1 - guessing) / (guessing * (1 - guesses)) if guessing else 1.0
@@ -122,8 +133,10 @@ class Corpus:
         if self._random.random() >= self._settings.slips:
             return problem.solution
         first, second = tasks.steps_of(problem)
-        near = [second.result + off for off in (-2, -1, 1, 2) if second.result + off >= 0]
-        return tasks.worked(first, tasks.Step(second.expression, self._random.choice(near)))
+        return tasks.worked(first, tasks.Step(second.expression, self._near(second.result, (-2, -1, 1, 2))))
+
+    def _near(self, number: int, distances: Sequence[int]) -> int:
+        return self._random.choice([number + distance for distance in distances if number + distance >= 0])
 
     def _encode_prompt(self, problem: str) -> list[int]:
         messages = [{"role": "user", "content": problem}]
@@ -161,10 +174,10 @@ def warm_start(
         without padding), `parameters`, `seconds` (of training).
 
     Raises:
-        SettingsError: the settings do not fit together.
+        SettingsError: an unknown task family, or a context too short for the tasks.
     """
     tokenizer = build_tokenizer(settings)
-    corpus = Corpus(settings, tokenizer, derive_seed(seed, name, "texts"))
+    corpus = Corpus(name, settings, tokenizer, derive_seed(seed, name, "texts"))
     model = build_model(settings, tokenizer, derive_seed(seed, name, "weights"))
     steps = min(settings.warmup.steps, limit or settings.warmup.steps)
     optimizer = torch.optim.AdamW(
@@ -201,7 +214,7 @@ def warm_start(
 
 
 def _backward(model: Any, texts: Sequence[Text]) -> float:
-    """Add the gradient of the mean loss per learned token, in two passes of which each is padded to its own longest row."""
+    """Add the gradient of the mean loss per learned token; two passes, each padded to its own longest row."""
     learned = sum(target != _IGNORED for text in texts for target in text.targets)
     total = 0.0
     for part in _two_widths(texts):
@@ -213,7 +226,7 @@ def _backward(model: Any, texts: Sequence[Text]) -> float:
         scored = targets != _IGNORED
         logits = model.get_output_embeddings()(hidden[scored])
         loss = cross_entropy(logits, targets[scored], reduction="sum") / learned
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     return total
 
@@ -233,15 +246,3 @@ def _learning_rate_factor(done: int, steps: int) -> float:
     if done < rising:
         return (done + 1) / rising
     return 0.5 * (1 + math.cos(math.pi * (done - rising + 1) / (steps - rising + 1)))
-
-
-def _check_guessing(guessing: Mapping[str, float]) -> None:
-    for family, share in guessing.items():
-        if family not in tasks.FAMILIES:
-            raise SettingsError(
-                f"unknown task family {family!r}", where="tiny.warmup.guessing", expected=" or ".join(tasks.FAMILIES)
-            )
-        if not 0 <= share <= 1:
-            raise SettingsError(
-                "no share", where=f"tiny.warmup.guessing.{family}", expected="a number from 0 to 1", found=share
-            )

@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page, a small metrics file and the accuracy curves, made from the tables alone.
+"""The report of a run: one self-contained HTML page, a small metrics file and the accuracy curves.
 
 | module | what it does |
 |---|---|
@@ -6,10 +6,13 @@
 | `estimates` | means with honest standard errors |
 | `facts` | what ran: agents, problem sets, settings and how they differ from the recipe |
 | `browser` | the rollouts that the page embeds, within a byte budget |
+| `scales` | axes, ticks and how numbers are written |
 | `charts` | line and bar charts as inline SVG with a table of the same numbers |
-| `figures`, `tables`, `checks` | the page's pieces |
+| `panels`, `figures`, `ratio_figures` | which lines, bands and bars each figure shows |
+| `tables`, `checks` | cards, tables, and the questions that decide whether a run can be trusted |
 | `page` | puts the pieces into `template.html` |
 | `summary` | metrics.json and curves.csv |
 
-The prose of the page is in `template.html` and `captions.toml`, its looks in `report.css`, its behaviour in `report.js`.
+The prose of the page is in `template.html` and `captions.toml`, its looks in `report.css`, its behaviour in
+`report.js`.
 """

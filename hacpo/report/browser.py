@@ -1,7 +1,7 @@
 """The rollouts that the page embeds: a fair sample of problems, within a byte budget, safe to put into HTML.
 
-What models wrote is hostile text. It reaches the page only inside JSON whose `<`, `>` and `&` are escaped, in a script block of a
-type that browsers do not run, and the page's script shows it with `textContent` alone.
+What models wrote is hostile text. It reaches the page only inside JSON whose `<`, `>` and `&` are escaped, in a script
+block of a type that browsers do not run, and the page's script shows it with `textContent` alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hacpo.report.collect import gather
 Row = dict[str, Any]
 
 RESPONSE_FIELDS = ("sample", "text", "cut", "verdict", "reward", "extracted", "finish_reason", "tokens", "learners")
-"""What an embedded response is, by position. `cut`: characters left out; `learners`: one entry per agent, null where the
-response is not in its pool."""
+"""What an embedded response is, by position. `cut`: characters left out; `learners`: one entry per agent, null where
+the response is not in its pool."""
 
 LEARNER_FIELDS = (
     "status",
@@ -83,7 +83,9 @@ def script_json(value: object) -> str:
     return text
 
 
-def embed(layout: Layout, run: str, agents: Sequence[str], schedule: Sequence[Row], settings: ReportSettings) -> Embedded:
+def embed(
+    layout: Layout, run: str, agents: Sequence[str], schedule: Sequence[Row], settings: ReportSettings
+) -> Embedded:
     """Choose and read the rollouts to show.
 
     Steps are spread evenly over those that have rollouts, the first and the last always among them; of each the first
@@ -159,7 +161,12 @@ def read_problems(layout: Layout, run: str, step: int, agents: Sequence[str], sc
         agent = response["rollout_id"].split("/")[1]
         grouped[response["problem_id"]][list(agents).index(agent)].append(response)
     return [
-        {"id": row["problem_id"], "problem": row["problem"], "answer": row["answer"], "agents": grouped[row["problem_id"]]}
+        {
+            "id": row["problem_id"],
+            "problem": row["problem"],
+            "answer": row["answer"],
+            "agents": grouped[row["problem_id"]],
+        }
         for row in scheduled
     ]
 
@@ -177,7 +184,8 @@ def flags(problem: Row) -> list[str]:
         "no_signal": bool(rewards) and min(rewards) == max(rewards),
         "punished": any((r["reward"] or 0) > 0.5 and entry.get("effective_advantage", 0) < 0 for r, entry in used),
         "silenced": any(
-            entry.get("clipped") and not entry.get("is_self", True) and entry.get("effective_advantage") for _, entry in used
+            entry.get("clipped") and not entry.get("is_self", True) and entry.get("effective_advantage")
+            for _, entry in used
         ),
         "trouble": any(r["verdict"] not in ("correct", "wrong", None) for r in responses),
     }

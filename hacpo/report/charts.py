@@ -1,8 +1,8 @@
 """Line and bar charts: inline SVG that stretches with the page, labels in HTML, and a table of the same numbers.
 
-The SVG holds shapes only and is stretched to the width there is (`preserveAspectRatio="none"`, strokes do not scale); labels are
-HTML placed in percent, so that text stays readable at every width. The table below each chart is what assistive technology
-reads and what the tooltip shows. Colours are CSS classes: `c-agent-0`, `c-muted`, ...
+The SVG holds shapes only and is stretched to the width there is (`preserveAspectRatio="none"`, strokes do not scale);
+labels are HTML placed in percent, so that text stays readable at every width. The table below each chart is what
+assistive technology reads and what the tooltip shows. Colours are CSS classes: `c-agent-0`, `c-muted`, ...
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def number_table(
         for step, place, cells in rows
     )
     return (
-        f'<details class="numbers"><summary>Numbers</summary><div class="scroll"><table><caption>{escape(title)}</caption>'
+        f'<details class="numbers"><summary>Numbers</summary><div class="scroll"><table><caption>'
+        f"{escape(title)}</caption>"
         f'<thead><tr><th scope="col">step</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
     )
 
@@ -236,7 +237,8 @@ def _end_labels(lines: Sequence[Line], scale: Scale, form: Format) -> list[str]:
     ends = [line.values[max(line.values)] for line in lines]
     places = spread([_y(end, scale) for end in ends], _LABEL_GAP, 0, HEIGHT)
     return [
-        f'<span class="end {line.color}" style="top:{place:.1f}px" title="{escape(line.name)}: {escape(form.value(end))}">'
+        f'<span class="end {line.color}" style="top:{place:.1f}px" title="{escape(line.name)}: '
+        f'{escape(form.value(end))}">'
         f"{escape(line.name)}</span>"
         for line, end, place in zip(lines, ends, places, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Reads a run's tables and metrics files into plain numbers by step and agent. What is not there yet is simply absent."""
+"""Reads a run's tables and metrics files into plain numbers by step and agent. What is not there yet is absent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -150,8 +151,8 @@ def gather(
     return pl.concat(pieces)
 
 
-def _placed(content: object, step: int, agent: str, columns: Sequence[str]) -> pl.DataFrame:
-    frame = pl.from_arrow(content)  # type: ignore[arg-type]
+def _placed(content: Any, step: int, agent: str, columns: Sequence[str]) -> pl.DataFrame:
+    frame = pl.from_arrow(content)
     assert isinstance(frame, pl.DataFrame)
     return frame.select(pl.lit(step, pl.Int64).alias("at"), pl.lit(agent, pl.String).alias("by"), *columns)
 

@@ -1,8 +1,8 @@
 """Means over problems with their standard errors.
 
-Responses to one problem resemble each other (an easy problem is easy every time), so they are no independent observations;
-problems are. Every error here is taken over the problems' means ("clustered by problem"). With one response per problem this
-is the usual standard error of a share.
+Responses to one problem resemble each other (an easy problem is easy every time), so they are no independent
+observations; problems are. Every error here is taken over the problems' means ("clustered by problem"). With one
+response per problem this is the usual standard error of a share.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def over_problems(values: Sequence[float]) -> Estimate:
 
 
 def paired_change(before: Mapping[str, float], after: Mapping[str, float]) -> Estimate | None:
-    """after - before over the problems that both have, the error taken over the differences; None without such a problem.
+    """after - before over the problems that both have, the error taken over the differences; None without such a
+    problem.
 
     The same problems are asked both times, so the difference is known better than two separate errors would say.
     """

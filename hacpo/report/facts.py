@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ class SettingRow:
     """One resolved setting.
 
     Attributes:
-        standing: `changed` (differs from `reference`), `recipe` or `default` (as the recipe or the model has it), or `given`
-            (it has no default).
+        standing: `changed` (differs from `reference`), `recipe` or `default` (as the recipe or the model has it), or
+            `given` (it has no default, or that is null).
         reference: the recipe's value or the default, as text.
     """
 
@@ -66,6 +66,8 @@ class SettingRow:
 def run_settings(layout: Layout, otherwise: Settings) -> Settings:
     """The settings that the run's artifacts were made with (settings.json), or `otherwise` if there are none yet.
 
+    JSON keys are sorted; agents and benchmarks stand in the order of params.yaml all the same.
+
     Raises:
         ArtifactError: settings.json is damaged.
         SettingsError: it holds settings that this version does not know.
@@ -74,10 +76,17 @@ def run_settings(layout: Layout, otherwise: Settings) -> Settings:
         return otherwise
     try:
         raw = json.loads(layout.settings.read_text(encoding="utf-8"))
-        raw.pop("agent_names", None)
-    except (ValueError, AttributeError):
-        raise ArtifactError("is no JSON object", where=layout.settings, remedy="run `hacpo resolve`") from None
+        _reorder(raw["agents"], raw.pop("agent_names", []))
+        _reorder(raw["evaluation"]["benchmarks"], otherwise.evaluation.benchmarks)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise ArtifactError("holds no settings", where=layout.settings, remedy="run `hacpo resolve`") from None
     return settings_of.resolve(raw, where=layout.settings)
+
+
+def _reorder(named: dict[str, Any], order: Collection[str]) -> None:
+    """Put the keys in `order` first, in that order."""
+    for name in [*(name for name in order if name in named), *(name for name in named if name not in order)]:
+        named[name] = named.pop(name)
 
 
 def agent_facts(layout: Layout, settings: Settings) -> list[AgentFacts]:
@@ -121,7 +130,7 @@ def _origin(agent: AgentSettings) -> str:
     text = f"made from scratch, then {warmup.steps:,} supervised warm-up steps"
     weak = [f"{family} {share:.0%}" for family, share in sorted(warmup.guessing.items()) if share >= 0.5]
     if weak:
-        text += f", with worked steps left out of most examples of its weak families ({', '.join(weak)})"
+        text += f", taught to guess instead of working in its weak families ({', '.join(weak)})"
     return f"{text}; tokens: {agent.tiny.vocabulary.replace('_', ' and ')}"
 
 
@@ -182,7 +191,9 @@ def _rows(prefix: str, section: BaseModel, recipe: Mapping[str, Any]) -> Iterato
 
 
 def _standing(value: object, reference: object, same: str) -> tuple[str, str]:
-    return (same if value == reference else "changed"), as_text(reference)
+    if value == reference:
+        return same, as_text(reference)
+    return ("given", "") if reference is None else ("changed", as_text(reference))
 
 
 def as_text(value: object) -> str:
@@ -194,4 +205,3 @@ def as_text(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ", ".join(map(as_text, value)) + "]"
     return value if isinstance(value, str) else json.dumps(value)
-

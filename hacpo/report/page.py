@@ -16,7 +16,8 @@ from hacpo.report import tables
 from hacpo.report.browser import FILTERS, LEARNER_FIELDS, RESPONSE_FIELDS, Embedded, script_json
 from hacpo.report.collect import Measurements
 from hacpo.report.facts import AgentFacts, ProblemSet, setting_rows
-from hacpo.report.figures import FIGURES, Rows, color_of
+from hacpo.report.figures import FIGURES
+from hacpo.report.panels import Rows, color_of
 from hacpo.report.scales import count
 
 _WORDS = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}
@@ -80,7 +81,11 @@ def figure(name: str, rows: Rows, caption: Mapping[str, str]) -> str:
         f'<div class="panels of-{min(len(row), 4)}">'
         + "".join(
             '<div class="panel">'
-            + (f"<h4>{_swatch(panel.color)}{escape(panel.title)}</h4>" if panel.title else "")
+            + (
+                f'<h4 title="{escape(panel.title)}">{_swatch(panel.color)}{escape(panel.title)}</h4>'
+                if panel.title
+                else ""
+            )
             + f"{panel.chart}</div>"
             for panel in row
         )
@@ -88,7 +93,8 @@ def figure(name: str, rows: Rows, caption: Mapping[str, str]) -> str:
         for row in drawn
     )
     return (
-        f'<figure class="figure" id="{name}"><figcaption><h3>{caption["title"]}</h3><p>{caption["what"]}</p></figcaption>'
+        f'<figure class="figure" id="{name}"><figcaption><h3>{caption["title"]}</h3><p>{caption["what"]}</p>'
+        f"</figcaption>"
         f'<div class="drawn">{panels}</div><div class="notes"><p><strong>How to read it.</strong> {caption["read"]}</p>'
         f"<p><strong>Healthy.</strong> {caption['healthy']}</p></div></figure>"
     )
@@ -116,7 +122,11 @@ def _lead(found: Measurements, settings: Settings) -> str:
     if len(found.agents) == 1:
         return f"One language model, {names}, learned from checked answers of its own."
     shared = settings.algorithm.rollouts.share
-    how = "learned from their own and from each other's checked answers" if shared else "each learned from its own checked answers"
+    how = (
+        "learned from their own and from each other's checked answers"
+        if shared
+        else "each learned from its own checked answers"
+    )
     number = _WORDS.get(len(found.agents), count(len(found.agents)))
     return f"{number} language models, {names}, {how}."
 
@@ -141,37 +151,41 @@ def _story(settings: Settings) -> str:
     several = len(settings.agents) > 1
     who = "every agent answers the same" if several else "the agent answers"
     pool = answers * len(settings.agents) if settings.algorithm.rollouts.share else answers
+    learner = "every agent" if several else "it"
+    temperature = f"{settings.sampling.temperature:g}"
     return (
         f"In each of {count(settings.steps)} steps {who} {count(prompts)} problems, {count(group)} times each "
-        f"({count(answers)} answers{' per agent' if several else ''}, at temperature {settings.sampling.temperature:g}, at most "
-        f"{count(settings.sampling.max_new_tokens)} tokens). A program compares each answer with the reference and rewards it; "
-        f"then {'every agent' if several else 'it'} learns from {count(pool)} answers in {count(updates)} "
-        f"update{'s' if updates != 1 else ''} of its weights."
+        f"({count(answers)} answers{' per agent' if several else ''}, at temperature {temperature}, "
+        f"at most {count(settings.sampling.max_new_tokens)} tokens). A program compares each answer with the reference "
+        f"and rewards it; then {learner} learns from {count(pool)} answers in {_many(updates, 'update')}."
     )
+
+
+def _many(number: int, what: str) -> str:
+    return f"{count(number)} {what}{'s' if number != 1 else ''}"
 
 
 def _browser_note(run: str, settings: Settings, embedded: Embedded) -> str:
     shown = len(embedded.index)
+    folder = f"<code>artifacts/{escape(run)}/rollouts</code>"
     if not shown:
         return (
-            "No answers can be browsed: none have been sampled yet, or the report's settings embed none. The tables below "
-            f"<code>artifacts/{escape(run)}/rollouts</code> hold all of them."
+            "No answers can be browsed: none have been sampled yet, or the report's settings embed none. The "
+            f"tables below {folder} hold all of them."
         )
     steps = "all" if shown == embedded.steps_there else f"{shown} of"
     most = max((len(entry["problems"]) for entry in embedded.index), default=0)
     text = (
-        f"The answers of {steps} {embedded.steps_there} sampled step{'s' if embedded.steps_there != 1 else ''}, and of each step "
-        f"the first {most} of {embedded.problems_there} problems (the order of problems is random, so they are a fair sample). "
-        f"Texts are shown up to {count(settings.report.max_characters)} characters."
+        f"The answers of {steps} {_many(embedded.steps_there, 'sampled step')}, and of each step the first {most} of "
+        f"{_many(embedded.problems_there, 'problem')} (their order is random, so they are a fair sample). Texts are "
+        f"shown up to {count(settings.report.max_characters)} characters."
     )
     if embedded.shortened:
-        text += (
-            f" To keep this page below {settings.report.browser_mebibytes:g} MiB of answers, some steps show fewer problems or "
-            "shorter texts."
-        )
+        size = f"{settings.report.browser_mebibytes:g} MiB"
+        text += f" To keep these answers below {size}, some steps show fewer problems or shorter texts."
     return (
-        f"{text} Everything else is in <code>artifacts/{escape(run)}/rollouts</code> and the tables beside it; what the page "
-        "embeds is set by the <code>report</code> block of params.yaml."
+        f"{text} Everything else is in {folder} and the tables beside it; what the page embeds is set by the "
+        "<code>report</code> block of params.yaml."
     )
 
 

@@ -106,7 +106,8 @@ function setUpChart(chart) {
     const index = Math.min(Math.max(from + moves[event.key], 0), rows.length - 1);
     const box = plot.getBoundingClientRect();
     show(index, box.left + places[index] * box.width, box.top + 20);
-    byId("spoken").textContent = [...tip.childNodes].map((node) => node.textContent).join(", ");
+    const words = (node) => [...node.childNodes].map((part) => part.textContent.trim()).filter(Boolean).join(" ");
+    byId("spoken").textContent = [...tip.childNodes].map(words).join(", ");
   });
 }
 
@@ -118,7 +119,7 @@ function signed(value, digits) {
 }
 
 function plain(value) {
-  return value === null ? "–" : Math.abs(value) >= 1000 ? value.toPrecision(3) : value.toFixed(Math.abs(value) < 0.1 ? 4 : 3);
+  return value === 0 ? "0" : value === null ? "–" : Math.abs(value) >= 1000 ? value.toPrecision(3) : value.toFixed(Math.abs(value) < 0.1 ? 4 : 3);
 }
 
 /** What became of a response at one learner: a word and a class. */
@@ -139,6 +140,7 @@ class Reader {
     this.index = index;
     this.loaded = new Map();
     this.at = { step: 0, problem: 0 };
+    this.brief = index.agents.reduce((sum, agent) => sum + agent.name.length, 0) < 16; // names fit beside their colours
     this.response = Object.fromEntries(index.responseFields.map((name, place) => [name, place]));
     const steps = byId("reader-step");
     index.steps.forEach((entry, place) => steps.append(new Option(String(entry.step), String(place))));
@@ -217,7 +219,9 @@ class Reader {
     this.index.agents.forEach((agent, place) => {
       const rate = make("span");
       const value = problem.rates[place];
-      rate.append(make("i", "swatch " + agent.color), agent.name + " " + (value === null ? "–" : this.rate(value)));
+      const named = make("span", this.brief ? "" : "hidden", agent.name + " ");
+      rate.title = agent.name;
+      rate.append(make("i", "swatch " + agent.color), named, value === null ? "–" : this.rate(value));
       rates.append(rate);
     });
     button.append(rates);
@@ -243,7 +247,7 @@ class Reader {
       const column = make("div", "column " + agent.color);
       const title = make("h4", "", "");
       const rate = entry.rates[place];
-      title.append(make("i", "swatch " + agent.color), agent.name, make("span", "", rate === null ? "" : "mean reward " + plain(rate)));
+      title.append(make("i", "swatch " + agent.color), make("b", "", agent.name), make("span", "", rate === null ? "" : "mean reward " + plain(rate)));
       column.append(title, ...problem.agents[place].map((response) => this.card(response, place)));
       if (!problem.agents[place].length) column.append(make("p", "note", "No answers yet."));
       columns.append(column);
@@ -272,7 +276,11 @@ class Reader {
     card.append(meta, said);
     if (value("cut")) card.append(make("p", "error", "… " + value("cut").toLocaleString("en") + " more characters in the rollouts table"));
     const learners = value("learners").map((fields, place) => [fields, place]).filter(([fields]) => fields !== null);
-    if (learners.length) card.append(this.worth(learners, author));
+    if (learners.length) {
+      const fit = make("div", "fit");
+      fit.append(this.worth(learners, author));
+      card.append(fit);
+    }
     return card;
   }
 
@@ -281,12 +289,12 @@ class Reader {
     const head = table.createTHead().insertRow();
     for (const [name, meaning] of [
       ["learner", "who learns from this answer"],
+      ["effect", "what the update did with it"],
       ["A", "advantage: better (+) or worse (−) than the baseline"],
       ["ω", "omega: factor for the author's relative ability"],
       ["ω·A", "effective advantage"],
       ["ratio", "importance ratio at the update that used it"],
       ["weight", "importance weight"],
-      ["effect", "what the update did with it"],
     ]) {
       const cell = make("th", "", name);
       cell.scope = "col";
@@ -301,15 +309,16 @@ class Reader {
       const name = make("th");
       name.scope = "row";
       name.append(make("i", "swatch " + this.index.agents[place].color), this.index.agents[place].name);
+      name.title = this.index.agents[place].name;
       const [word, kind] = outcome(entry);
       const bounds = entry.ratio === null ? "" : `bounds ${plain(entry.lower)} to ${plain(entry.upper)}, update ${entry.update}, objective ${plain(entry.objective)}`;
-      row.append(name);
+      row.append(name, make("td", kind, word));
       for (const text of [signed(entry.advantage, 2), own ? "" : plain(entry.omega), own ? "" : signed(entry.effective_advantage, 2)]) {
         row.append(make("td", "", text));
       }
       const ratio = make("td", "", plain(entry.ratio));
       ratio.title = bounds;
-      row.append(ratio, make("td", "", own ? "" : plain(entry.is_weight)), make("td", kind, word));
+      row.append(ratio, make("td", "", own ? "" : plain(entry.is_weight)));
       row.title = `baseline ${plain(entry.baseline)}${entry.guarded ? ", guarded" : ""}${bounds ? "; " + bounds : ""}`;
     }
     return table;

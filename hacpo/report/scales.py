@@ -174,7 +174,7 @@ def step_ticks(first: int, last: int, most: int = 6) -> list[int]:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions as near as possible to `wanted` (any order) that keep `gap` between neighbours and stay in low..high."""
+    """Positions as near as possible to `wanted` (any order) that keep `gap` between neighbours and stay in range."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     placed: list[float] = []
     for index in order:

@@ -16,8 +16,9 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
     """Accuracy at the first and the latest evaluation, and what the run has cost.
 
     Returns:
-        `accuracy` (benchmark -> agent -> start, final), `mean_accuracy` (benchmark -> start, final, change; only where every
-        agent was evaluated), `steps` trained, and `total` rollouts, sampled tokens and seconds (added up over agents).
+        `accuracy` (benchmark -> agent -> start, final), `mean_accuracy` (benchmark -> start, final, change; only where
+        every agent was evaluated), `steps` trained, and `total` rollouts, sampled tokens and seconds (added up over
+        agents).
     """
     accuracy: dict[str, dict[str, dict[str, float]]] = {}
     mean: dict[str, dict[str, float]] = {}
@@ -26,7 +27,9 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
         ends = {agent: (curve[min(curve)].mean, curve[max(curve)].mean) for agent, curve in curves.items()}
         if not ends:
             continue
-        accuracy[name] = {agent: {"start": _rounded(start), "final": _rounded(final)} for agent, (start, final) in ends.items()}
+        accuracy[name] = {
+            agent: {"start": _rounded(start), "final": _rounded(final)} for agent, (start, final) in ends.items()
+        }
         if len(ends) == len(found.agents):
             start, final = (sum(values) / len(values) for values in zip(*ends.values(), strict=True))
             mean[name] = {"start": _rounded(start), "final": _rounded(final), "change": _rounded(final - start)}
@@ -44,7 +47,7 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
 
 
 def curves_csv(found: Measurements, settings: Settings) -> str:
-    """One row per evaluated step; `<agent>.<benchmark>` for every agent and benchmark, empty where there is no value."""
+    """One row per evaluated step; `<agent>.<benchmark>` for every agent and benchmark, empty where there is none."""
     keys = [(agent, name) for name in settings.evaluation.benchmarks for agent in found.agents]
     steps = sorted({step for curve in found.accuracy.values() for step in curve})
     text = io.StringIO()

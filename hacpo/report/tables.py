@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -10,7 +11,7 @@ from hacpo.report.checks import checks
 from hacpo.report.collect import STAGES, Measurements
 from hacpo.report.estimates import Estimate
 from hacpo.report.facts import AgentFacts, ProblemSet, SettingRow
-from hacpo.report.figures import color_of
+from hacpo.report.panels import color_of
 from hacpo.report.scales import count, number, percent, points, seconds, short_count
 
 _NONE = '<span class="none">not there</span>'
@@ -60,7 +61,7 @@ def headline(found: Measurements, settings: Settings) -> str:
 
 
 def _card(name: str, first: Estimate, final: Estimate, change: Estimate | None, kind: str = "") -> str:
-    shown = percent if 0 <= min(first.mean, final.mean) and max(first.mean, final.mean) <= 1 else number
+    shown = percent if min(first.mean, final.mean) >= 0 and max(first.mean, final.mean) <= 1 else number
     share = shown is percent
     difference = final.mean - first.mean if change is None else change.mean
     moved = f"{points(difference)} points" if share else f"{difference:+.4g}"
@@ -97,7 +98,11 @@ def benchmarks(found: Measurements, settings: Settings) -> str:
         if len(agents) == len(found.agents) > 1:
             curves = [found.accuracy[agent, name] for agent in agents]
             start, final = (sum(curve[pick(curve)].mean for curve in curves) / len(curves) for pick in (min, max))
-            cells = [_plain(start), _plain(final), points(final - start) if _share(start, final) else number(final - start)]
+            cells = [
+                _plain(start),
+                _plain(final),
+                points(final - start) if _share(start, final) else number(final - start),
+            ]
             rows.append([label, "<em>mean</em>", *cells, "", ""])
     header = ["benchmark", "agent", "start", "latest", "change in points", "at step", "problems"]
     caption = "Held-out accuracy, plus or minus one standard error over problems"
@@ -137,7 +142,7 @@ def agents(found: Measurements, facts: Sequence[AgentFacts]) -> str:
             named(found, agent.name),
             cell(agent.architecture),
             cell(agent.parameters, full=False),
-            f"{cell(agent.layers)} × {cell(agent.width)}",
+            f"{cell(agent.layers)} × {cell(agent.width)}" if agent.layers and agent.width else cell(None),
             cell(agent.vocabulary),
             cell(agent.context),
             escape(agent.origin),
@@ -152,26 +157,38 @@ def problem_sets(sets: Sequence[ProblemSet]) -> str:
     """What was asked."""
     rows = []
     for entry in sets:
-        example = "" if entry.example is None else f"<q>{_short(entry.example[0])}</q> → <q>{_short(entry.example[1])}</q>"
+        example = (
+            "" if entry.example is None else f"<q>{_short(entry.example[0])}</q> → <q>{_short(entry.example[1])}</q>"
+        )
         size = _NONE if entry.problems is None else count(entry.problems)
-        rows.append([f"<code>{escape(entry.name)}</code>", escape(", ".join(entry.roles)), size, example, escape(entry.origin)])
+        rows.append(
+            [f"<code>{escape(entry.name)}</code>", escape(", ".join(entry.roles)), size, example, escape(entry.origin)]
+        )
     header = ["set", "used for", "problems", "its first problem and answer", "where from"]
     return grid(header, rows, caption="Problems", kind="sets")
 
 
 def _short(text: str, most: int = 160) -> str:
-    return escape(text if len(text) <= most else text[: most - 1] + "…")
+    """Escaped, cut, and isolated, so that writing-direction marks in it reach no further."""
+    return f"<bdi>{escape(text if len(text) <= most else text[: most - 1] + '…')}</bdi>"
+
+
+def _prose(text: str) -> str:
+    """Escaped, with `code` set as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def setting_table(rows: Sequence[SettingRow]) -> str:
     """Every resolved setting; those that differ from the recipe or the default are marked."""
-    words = {"recipe": "recipe", "default": "default", "given": "given"}
+    words = {"recipe": "recipe", "default": "default", "given": "params.yaml"}
     cells = []
     for row in rows:
-        standing = words.get(row.standing) or f"<strong>changed</strong>, otherwise <code>{_short(row.reference)}</code>"
+        standing = (
+            words.get(row.standing) or f"<strong>changed</strong>, otherwise <code>{_short(row.reference)}</code>"
+        )
         value = f"<code>{_short(row.value, 400)}</code>"
-        cells.append([f"<code>{escape(row.key)}</code>", value, standing, escape(row.meaning)])
-    return grid(["setting", "value", "standing", "meaning"], cells, caption="All settings", kind="settings")
+        cells.append([f"<code>{escape(row.key)}</code>", value, standing, _prose(row.meaning)])
+    return grid(["setting", "value", "origin", "meaning"], cells, caption="All settings", kind="settings")
 
 
 def changed_settings(rows: Sequence[SettingRow]) -> str:
@@ -180,7 +197,8 @@ def changed_settings(rows: Sequence[SettingRow]) -> str:
     if not changed:
         return "All its settings are the recipe's own."
     listed = ", ".join(
-        f"<code>{escape(row.key.removeprefix('algorithm.'))}</code> {escape(row.value)} (recipe: {escape(row.reference)})"
+        f"<code>{escape(row.key.removeprefix('algorithm.'))}</code> {escape(row.value)} (recipe: "
+        f"{escape(row.reference)})"
         for row in changed
     )
     return f"Changed from the recipe: {listed}."
@@ -190,10 +208,13 @@ def check_list(found: Measurements, settings: Settings) -> str:
     """The questions of `checks` as a list."""
     items = []
     for check in checks(found, settings):
-        state, word = ("open", "no data yet") if check.answer is None else ("fine", "fine") if check.fine else ("look", "look")
+        state, word = (
+            ("open", "no data yet") if check.answer is None else ("fine", "fine") if check.fine else ("look", "look")
+        )
         answer = "" if check.answer is None else f"{escape(check.answer)}; "
         items.append(
-            f'<li class="check {state}"><span class="state">{word}</span><a href="#{check.figure}">{escape(check.question)}</a>'
+            f'<li class="check {state}"><span class="state">{word}</span><a href="#{check.figure}">'
+            f"{escape(check.question)}</a>"
             f'<span class="because">{answer}rule of thumb: {escape(check.rule)}</span></li>'
         )
     return f'<ul class="checks">{"".join(items)}</ul>'

@@ -1,0 +1,64 @@
+"""What figures are made of: panels in rows, one colour per agent, and lines that all agents share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hacpo.report.charts import Line, Rule, extent, line_chart
+from hacpo.report.collect import Curve, Measurements
+from hacpo.report.scales import NUMBER, PERCENT, Format, Scale, linear_scale
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart with its heading; `color` is the colour of its agent."""
+
+    title: str
+    chart: str
+    color: str = ""
+
+
+Rows = list[list[Panel]]
+"""A figure's panels, row by row; an empty row is left out."""
+
+
+def color_of(found: Measurements, agent: str) -> str:
+    """The CSS class of an agent's colour, the same everywhere on the page."""
+    return f"c-agent-{found.agents.index(agent) % 8}"
+
+
+def panel(
+    title: str,
+    lines: Sequence[Line],
+    found: Measurements,
+    described: str,
+    form: Format,
+    scale: Scale | None = None,
+    rules: Sequence[Rule] = (),
+    color: str = "",
+) -> list[Panel]:
+    """One panel of lines, or none if there is nothing to draw."""
+    if not any(line.values for line in lines):
+        return []
+    chart = line_chart(lines, title=described, last_step=found.last_step, form=form, scale=scale, rules=rules)
+    return [Panel(title, chart, color)]
+
+
+def agent_lines(found: Measurements, curves: Mapping[str, Curve]) -> list[Line]:
+    """One line per agent; a single one where all agents have the same values and would hide each other."""
+    there = [curve for curve in curves.values() if curve]
+    if len(there) == len(found.agents) > 1 and all(curve == there[0] for curve in there):
+        return [Line("all agents", "c-ink", there[0])]
+    return [Line(agent, color_of(found, agent), curves[agent]) for agent in found.agents if curves.get(agent)]
+
+
+def reward_format(lines: Sequence[Line]) -> Format:
+    """Percent where every value lies between 0 and 1."""
+    values = [value for line in lines for value in line.values.values()]
+    return PERCENT if all(0 <= value <= 1 for value in values) else NUMBER
+
+
+def from_zero(lines: Sequence[Line]) -> Scale:
+    """A linear scale from 0 that holds all lines and bands."""
+    return linear_scale([0.0, *(value for line in lines for value in extent(line))], low=0.0)
