@@ -14,10 +14,10 @@ _INTRODUCTION = """# Settings
 
 Generated from `hacpo/config.py` (`python -m hacpo.settings_doc > docs/settings.md`).
 
-`pipelines/<run>/params.yaml` describes a run. Unknown keys are refused. A key without a default must be given; keys of the
-`algorithm` block default to their recipe's value (table at the end). `hacpo resolve pipelines/<run>` writes every resolved
-value to `artifacts/<run>/settings.json`, and each table repeats in its metadata (`hacpo.settings`) what its stage read.
-Equations are those of the HACPO paper (arXiv 2603.02604).
+`pipelines/<run>/params.yaml` describes a run. Unknown keys are refused. A key without a default must be given; keys of
+the `algorithm` block default to their recipe's value (table at the end). `hacpo resolve pipelines/<run>` writes every
+resolved value to `artifacts/<run>/settings.json`, and each table repeats in its metadata (`hacpo.settings`) what its
+stage read. Equations are those of the HACPO paper (arXiv 2603.02604).
 """
 
 

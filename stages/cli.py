@@ -25,7 +25,21 @@ app = new_app(
     help="Train several language models together: HACPO as stages with file artifacts. "
     "`hacpo run pipelines/<run>` runs everything that is not done."
 )
-for command in (run, status, plan, resolve, prepare, warmup, generate, verify, pool, advantage, update, evaluate, report):
+for command in (
+    run,
+    status,
+    plan,
+    resolve,
+    prepare,
+    warmup,
+    generate,
+    verify,
+    pool,
+    advantage,
+    update,
+    evaluate,
+    report,
+):
     app.command()(command)
 
 

@@ -18,7 +18,7 @@ def prepare(
 ) -> None:
     """Write data/<set>/<split>.parquet, schedule.parquet and each step's prompts."""
     from hacpo import problems, schema
-    from hacpo.layout import partition, step_dir
+    from hacpo.layout import step_dir
 
     with open_stage("prepare", context.obj, pipeline, out=out, limit=limit, overrides=overrides or ()) as stage:
         settings = stage.settings
@@ -31,18 +31,12 @@ def prepare(
         )
         with schema.atomic(stage.outputs.data) as scratch:
             for name, rows in sets.items():
-                stage.write(scratch / f"{name}.parquet", schema.PROBLEMS, rows)
+                stage.write(scratch / f"{name}.parquet", schema.PROBLEMS, rows, without=("seed", "steps", "batch"))
         stage.write(stage.outputs.schedule, schema.SCHEDULE, schedule)
         with schema.atomic(stage.outputs.root / "prompts") as scratch:
             for step in range(1, settings.steps + 1):
                 rows = [row for row in schedule if row["step"] == step]
-                schema.write_table(
-                    scratch / step_dir(step),
-                    schema.SCHEDULE,
-                    schema.to_arrow(schema.SCHEDULE, rows),
-                    run=stage.run,
-                    partition=partition(step),
-                )
+                stage.write(scratch / step_dir(step), schema.SCHEDULE, rows, step=step, without=("steps",))
         stage.metrics |= {f"problems.{name}": len(rows) for name, rows in sets.items()}
         stage.metrics["scheduled"] = len(schedule)
         epochs = len(schedule) / len(sets[settings.data.train])

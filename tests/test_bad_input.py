@@ -227,7 +227,7 @@ def test_a_full_disk_costs_one_line_and_leaves_nothing_half_written(finished_cop
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert result.code == 8
-    assert "artifacts/small/capability/step=0001: cannot be written: file too large. Nothing was changed" in result.error
+    assert "small/capability/step=0001: cannot be written: file too large. Nothing was changed" in result.error
     assert tree(finished_copy) == before
 
 

@@ -350,4 +350,4 @@ def test_every_stage_is_a_module_too() -> None:
             check=False,
         )
         assert result.returncode == 0, result.stderr
-        assert "PIPELINE" in result.stdout
+        assert "{pipeline}" in result.stdout

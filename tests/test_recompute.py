@@ -140,7 +140,7 @@ def test_every_source_logprob(base: Path, step: int) -> None:
 
 
 def test_every_ratio_bound_weight_and_objective(base: Path, step: int, settings: dict[str, Any]) -> None:
-    """Eq. 11-14: ratio from the trace's log-probabilities and the pool's counts; clip, weight and objective from the ratio."""
+    """Eq. 11-14: ratio from log-probabilities and the pool's counts; clip, weight and objective from the ratio."""
     clip, alpha = settings["algorithm"]["clip"], settings["algorithm"]["importance"]["alpha"]
     kinds = set()
     for learner in AGENTS:

@@ -35,6 +35,7 @@ from transformers import (
 from hacpo.config import TinySettings
 from hacpo.tasks import WORDS
 
+BOX = "\\boxed{"
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 ROLES = ("system", "user", "assistant")
 """Each role's messages start with its own control token, `<user>` and so on; the assistant's end with `<eos>`."""
@@ -49,13 +50,12 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<assistant>' -}}{%- endif -%}"
 )
 
-_BOX = "\\boxed{"
 _NUMBERS = tuple(str(number) for number in range(10, 100))
 _PUNCTUATION = (" ", *string.punctuation)
 _PIECES: dict[str, tuple[str, ...]] = {
-    "characters": (*string.digits, *_PUNCTUATION, *string.ascii_letters, _BOX),
-    "numbers_words": (*string.digits, *_PUNCTUATION, *string.ascii_letters, _BOX, *_NUMBERS, *WORDS),
-    "digits_words": (*string.digits, *_PUNCTUATION, "x", _BOX, *WORDS),
+    "characters": (*string.digits, *_PUNCTUATION, *string.ascii_letters, BOX),
+    "numbers_words": (*string.digits, *_PUNCTUATION, *string.ascii_letters, BOX, *_NUMBERS, *WORDS),
+    "digits_words": (*string.digits, *_PUNCTUATION, "x", BOX, *WORDS),
 }
 
 

@@ -7,11 +7,11 @@ Two kinds of text, drawn afresh for every optimizer step from the training side 
 - solutions, prompt and response exactly as in a rollout, of which the response is learned. Most show both steps, now
   and then with a planted slip; the others are guesses, a box with the right number or a neighbour of it.
 
-Whether a response starts with a box or with a step is its first token. Of the first tokens that are learned, the share
-`guessing` of the family are boxes, but no more than `_MOST_GUESSES` of its texts are guesses: the first token of the
-other texts is then often left out. So an agent can work out every family and yet hardly ever does so in its weak ones,
-where a few responses in a hundred are all that reinforcement learning has to find; or it meets them in another agent's
-rollouts.
+Whether a response starts with a box or with a step is a habit; which digit a step starts with is a skill. Of the first
+tokens from which the habit is learned, the share `guessing` of the family are boxes, but no more than `_MOST_GUESSES` of
+its texts are guesses: of the other texts, many teach their first token only as a choice among all tokens but the box. So
+an agent can work out every family and yet hardly ever does so in its weak ones, where a few responses in a hundred are
+all that reinforcement learning has to find; or it meets them in another agent's rollouts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 from hacpo import tasks
 from hacpo.config import TinySettings
-from hacpo.engines.tiny import build_model, build_tokenizer
+from hacpo.engines.tiny import BOX, build_model, build_tokenizer
 from hacpo.errors import SettingsError
 from hacpo.seeds import derive_seed
 
@@ -52,10 +52,12 @@ class Text:
     Attributes:
         token_ids: the whole row.
         targets: as long; the token itself where it is learned, `_IGNORED` elsewhere.
+        given_no_box: where in the row a token is learned as a choice among all tokens but the box; None if nowhere.
     """
 
     token_ids: list[int]
     targets: list[int]
+    given_no_box: int | None = None
 
 
 class Corpus:
@@ -121,13 +123,14 @@ class Corpus:
         guesses = min(guessing, _MOST_GUESSES)
         prompt = self._prompt(problem.problem)
         if self._random.random() < guesses:
-            response, skipped = tasks.boxed(self._near(int(problem.answer), (-1, 0, 1))), 0
+            response, teaches_habit = tasks.boxed(self._near(int(problem.answer), (-1, 0, 1))), True
         else:
-            # Of all first tokens that are learned, the share `guessing` must be guesses.
-            learned = guesses * (1 - guessing) / (guessing * (1 - guesses)) if guessing else 1.0
-            response, skipped = self._worked(problem), int(self._random.random() >= learned)
+            # Of all first tokens that teach the habit, the share `guessing` must be boxes.
+            teaching = guesses * (1 - guessing) / (guessing * (1 - guesses)) if guessing else 1.0
+            response, teaches_habit = self._worked(problem), self._random.random() < teaching
         token_ids = [*self._encode(response), self._tokenizer.eos_token_id]
-        return Text(prompt + token_ids, [_IGNORED] * (len(prompt) + skipped) + token_ids[skipped:])
+        targets = [_IGNORED] * len(prompt) + token_ids
+        return Text(prompt + token_ids, targets, None if teaches_habit else len(prompt))
 
     def _worked(self, problem: tasks.Problem) -> str:
         if self._random.random() >= self._settings.slips:
@@ -184,13 +187,14 @@ def warm_start(
         model.parameters(), lr=settings.warmup.learning_rate, betas=_BETAS, weight_decay=0.0, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: _learning_rate_factor(done, steps))
+    box = tokenizer.convert_tokens_to_ids(BOX)
     started = time.perf_counter()
     losses = []
     tokens = 0
     model.train()
     for step in range(1, steps + 1):
         texts = [corpus.draw() for _ in range(settings.warmup.batch_size)]
-        losses.append(_backward(model, texts))
+        losses.append(_backward(model, texts, box))
         torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
         optimizer.step()
         schedule.step()
@@ -213,7 +217,7 @@ def warm_start(
     }
 
 
-def _backward(model: Any, texts: Sequence[Text]) -> float:
+def _backward(model: Any, texts: Sequence[Text], box: int) -> float:
     """Add the gradient of the mean loss per learned token; two passes, each padded to its own longest row."""
     learned = sum(target != _IGNORED for text in texts for target in text.targets)
     total = 0.0
@@ -221,11 +225,15 @@ def _backward(model: Any, texts: Sequence[Text]) -> float:
         width = len(part[-1].token_ids)
         # Causal attention never looks ahead, so padding at the end needs no mask.
         token_ids = torch.tensor([text.token_ids + [0] * (width - len(text.token_ids)) for text in part])
-        targets = torch.tensor([text.targets + [_IGNORED] * (width - len(text.targets)) for text in part])[:, 1:]
-        hidden = model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
-        scored = targets != _IGNORED
-        logits = model.get_output_embeddings()(hidden[scored])
-        loss = cross_entropy(logits, targets[scored], reduction="sum") / learned
+        targets = torch.tensor([text.targets + [_IGNORED] * (width - len(text.targets)) for text in part])
+        given_no_box = torch.tensor([-1 if text.given_no_box is None else text.given_no_box for text in part])
+        no_box = torch.arange(width) == given_no_box.unsqueeze(1)  # [rows, width]
+        hidden = model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        scored = targets[:, 1:] != _IGNORED
+        logits = model.get_output_embeddings()(hidden[:, :-1][scored])  # [learned tokens, vocabulary]
+        is_box = torch.arange(logits.shape[1]) == box
+        logits = logits.masked_fill(no_box[:, 1:][scored].unsqueeze(1) & is_box, float("-inf"))
+        loss = cross_entropy(logits, targets[:, 1:][scored], reduction="sum") / learned
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     return total

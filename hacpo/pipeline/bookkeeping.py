@@ -23,17 +23,16 @@ def repair_locks(pipeline: Pipeline) -> list[Path]:
 
     A lock only says what a stage's outputs hash to. Without it DVC restores the stage from its cache, or runs it again.
     """
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
+    from voluptuous import Invalid
 
     removed = []
     for path in lock_files(pipeline):
         try:
-            content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-            whole = isinstance(content, dict) and "schema" in content
-        except (YAMLError, UnicodeDecodeError):
-            whole = False
-        if not whole:
+            COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")))
+        except (YAMLError, UnicodeDecodeError, Invalid):
             path.unlink()
             removed.append(path)
     return removed

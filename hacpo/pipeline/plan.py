@@ -205,7 +205,7 @@ def rendered(pipeline: Pipeline) -> dict[Path, str]:
 def stamp(pipeline: Pipeline) -> list[Path]:
     """Write the run's DVC files; returns those that changed, removed ones included.
 
-    Steps beyond T leave the pipeline but keep their locks and artifacts, so a run made shorter can be made longer again.
+    Steps beyond T leave the pipeline but keep their locks and artifacts: a run made shorter can be made longer again.
 
     Raises:
         SettingsError: an agent's model folder is a checkpoint of this very run.

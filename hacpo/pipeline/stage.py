@@ -90,16 +90,22 @@ class Stage:
         *,
         step: int | None = None,
         rows_per_shard: int | None = None,
+        without: Sequence[str] = (),
         **agent: str,
     ) -> None:
-        """Write an output table of this run with the settings that the stage read."""
+        """Write an output table of this run with the settings that the stage read.
+
+        `without`: top-level settings that the stage reads but this table does not depend on, so that changing them
+        leaves its bytes alone.
+        """
+        settings = settings_of.reads(self.pipeline.settings, self.name, self.agent)
         schema.write_table(
             path,
             table,
             rows if isinstance(rows, pa.Table) else schema.to_arrow(table, rows),
             run=self.run,
             partition="" if step is None else partition(step, **agent),
-            settings=settings_of.reads(self.pipeline.settings, self.name, self.agent),
+            settings={key: value for key, value in settings.items() if key not in without},
             rows_per_shard=rows_per_shard,
         )
 

@@ -77,7 +77,7 @@ def test_greedy_takes_the_likeliest_token_each_time(engine: Engine) -> None:
 
 
 def test_sampling_follows_the_distribution(engine: Engine) -> None:
-    """First tokens of 4,000 responses against the model's probabilities: chi-square stays near its degrees of freedom."""
+    """First tokens of 4,000 responses against the model's probabilities: chi-square near its degrees of freedom."""
     prompt = requests(engine, 1)[0].prompt_token_ids
     with torch.inference_mode():
         probabilities = engine.model(torch.tensor([prompt])).logits[0, -1].double().softmax(dim=-1).numpy()
