@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from hacpo.algebra import equal
 from hacpo.answers import enclosing, same_characters, split, squeezed, tidy
-from hacpo.notations import same_numeral, same_ratio, upwards
-from hacpo.units import quantity
+from hacpo.notations import in_decimal, same_numeral, same_ratio, upwards
+from hacpo.units import Quantity, quantity
 from hacpo.words import as_symbol, same_words, words
 
 _T = TypeVar("_T")
@@ -290,17 +290,23 @@ def _same_value(answer: str, gold: str) -> bool:
     if moduli:
         return len(moduli) == 1 and _same(_MODULUS.sub("", answer).strip(), _MODULUS.sub("", gold).strip())
     verdict = same_numeral(answer, gold)
-    if verdict is not None:
-        return verdict
+    answer = in_decimal(answer)
+    if verdict is not None or not answer:
+        return bool(verdict)
     ours, theirs = quantity(answer), quantity(gold)
-    if ours.unit and theirs.unit and ours.unit != theirs.unit:
-        return False
     if (ours.value, theirs.value) != (answer, gold):
-        if "percent" in (ours.unit, theirs.unit) and ours.unit != theirs.unit:
-            hundredth = [
-                rf"\frac{{{side.value}}}{{100}}" if side.unit == "percent" else side.value for side in (ours, theirs)
-            ]
-            return _same(ours.value, theirs.value) or equal(*hundredth)
-        return _same(ours.value, theirs.value)
+        return _same_quantity(ours, theirs)
     verdict = same_ratio(answer, gold)
     return equal(upwards(answer), upwards(gold)) if verdict is None else verdict
+
+
+def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
+    """Equal values whose units do not contradict each other; a percentage is its number, and its number of hundredths."""
+    if answer.unit and gold.unit and answer.unit != gold.unit:
+        return False
+    if _same(answer.value, gold.value):
+        return True
+    if answer.unit == gold.unit or "percent" not in (answer.unit, gold.unit):
+        return False
+    of_one = [rf"\frac{{{side.value}}}{{100}}" if side.unit == "percent" else side.value for side in (answer, gold)]
+    return equal(*of_one)

@@ -16,19 +16,30 @@ _COMPARISONS = {"<", ">", r"\le", r"\ge"}
 
 
 def same_numeral(answer: str, gold: str) -> bool | None:
-    """Numerals with a base: digits and base agree; the problem's base need not be repeated, a bare gold is decimal."""
-    ours, theirs = (_NUMERAL.fullmatch(squeezed(text)) for text in (answer, gold))
-    if not ours and not theirs:
+    """Whether an answer is the gold numeral with a base; None where the gold answer is none.
+
+    Digits and base have to agree, but the response need not repeat the base.
+    """
+    ours, theirs = _numeral(answer), _numeral(gold)
+    if theirs is None:
         return None
-    if theirs and ours:
-        return ours[1] + ours[2].lstrip("0") == theirs[1] + theirs[2].lstrip("0") and ours[3] == theirs[3]
-    if theirs:
-        return squeezed(answer) == theirs[1] + theirs[2]
-    assert ours is not None
+    return ours == theirs if ours else squeezed(answer).lstrip("0") == theirs[0]
+
+
+def in_decimal(text: str) -> str:
+    """`204_5` as 54; a text that is no numeral with a base as it is, one with digits that its base lacks as nothing."""
+    numeral = _numeral(text)
+    if numeral is None:
+        return text
     try:
-        return equal(ours[1] + str(int(ours[2], int(ours[3]))), gold)
+        return str(int(*numeral))
     except ValueError:
-        return False  # no such base, or digits that it does not have
+        return ""
+
+
+def _numeral(text: str) -> tuple[str, int] | None:
+    match = _NUMERAL.fullmatch(squeezed(text))
+    return (match[1] + match[2].lstrip("0"), int(match[3])) if match else None
 
 
 def same_ratio(answer: str, gold: str) -> bool | None:

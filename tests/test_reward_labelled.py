@@ -17,8 +17,8 @@ from hacpo.reward import Request, Verdict, Verifier
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 CASES = DATA / "verifier" / "cases.parquet"
 SETS = {
-    "math/train": 300,
-    "math/test": 300,
+    "math/train": 200,
+    "math/test": 200,
     "math500/test": 100,
     "minerva/test": 80,
     "olympiadbench/test": 100,

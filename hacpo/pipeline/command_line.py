@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import typer
 
 from hacpo.errors import HacpoError
-from hacpo.pipeline.session import Session, quiet_threads
+from hacpo.pipeline.session import Session, die_with_parent, quiet_threads
 
 
 def new_app(**options: Any) -> typer.Typer:
@@ -20,6 +21,8 @@ def new_app(**options: Any) -> typer.Typer:
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
     """Run a command and return its exit code; a user's mistake becomes one line on standard error."""
     quiet_threads()
+    if "DVC_STAGE" in os.environ:
+        die_with_parent()  # a killed `dvc repro` must not leave a stage behind
     try:
         typer.main.get_command(app).main(
             args=list(arguments) if arguments is not None else None,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib
 import multiprocessing
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from hacpo.errors import HacpoError
-from hacpo.pipeline.session import ProgressSink, Session, quiet_threads
+from hacpo.pipeline.session import ProgressSink, Session, die_with_parent, quiet_threads
 
 Execute = Callable[[Sequence[str], Session], None]
 
@@ -39,15 +36,8 @@ class _Sender:
         self._connection.send(("finished", (stage, summary)))
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the stage locks guard)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-
-
 def _serve(connection: Connection, entry: str) -> None:
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver gets Ctrl-C and decides
     quiet_threads()
     module, _, name = entry.partition(":")

@@ -9,40 +9,33 @@ from typing import Any
 from hacpo.config import Settings
 from hacpo.report.collect import Measurements
 
-_DIGITS = 6
+_DIGITS = 4
 
 
 def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
     """Accuracy at the first and the latest evaluation, and what the run has cost.
 
     Returns:
-        `accuracy` (benchmark -> agent -> start, final), `mean_accuracy` (benchmark -> start, final, change; only where
-        every agent was evaluated), `steps` trained, and `total` rollouts, sampled tokens and seconds (added up over
-        agents).
+        Few and short keys, because `dvc metrics show` makes a column of each: benchmark -> accuracy of every agent at the
+        latest evaluation, their `(mean)`, and its `(gain)` since the first (both only where every agent was evaluated);
+        `steps` trained; rollouts, sampled tokens and seconds added up over agents.
     """
-    accuracy: dict[str, dict[str, dict[str, float]]] = {}
-    mean: dict[str, dict[str, float]] = {}
+    accuracy: dict[str, dict[str, float]] = {}
     for name in settings.evaluation.benchmarks:
         curves = {agent: found.accuracy[agent, name] for agent in found.agents if found.accuracy.get((agent, name))}
         ends = {agent: (curve[min(curve)].mean, curve[max(curve)].mean) for agent, curve in curves.items()}
         if not ends:
             continue
-        accuracy[name] = {
-            agent: {"start": _rounded(start), "final": _rounded(final)} for agent, (start, final) in ends.items()
-        }
+        accuracy[name] = {agent: _rounded(final) for agent, (_, final) in ends.items()}
         if len(ends) == len(found.agents):
             start, final = (sum(values) / len(values) for values in zip(*ends.values(), strict=True))
-            mean[name] = {"start": _rounded(start), "final": _rounded(final), "change": _rounded(final - start)}
-    timings = sum(values.get("seconds", 0.0) for values in found.metrics.values())
+            accuracy[name] |= {"(mean)": _rounded(final), "(gain)": _rounded(final - start)}
     return {
-        "accuracy": accuracy,
-        "mean_accuracy": mean,
+        **accuracy,
         "steps": found.steps_trained,
-        "total": {
-            "rollouts": round(sum(found.total("generate", agent, "rollouts") for agent in found.agents)),
-            "tokens": round(sum(found.total("generate", agent, "tokens") for agent in found.agents)),
-            "seconds": round(timings, 1),
-        },
+        "rollouts": round(sum(found.total("generate", agent, "rollouts") for agent in found.agents)),
+        "tokens": round(sum(found.total("generate", agent, "tokens") for agent in found.agents)),
+        "seconds": round(sum(values.get("seconds", 0.0) for values in found.metrics.values()), 1),
     }
 
 
