@@ -435,7 +435,7 @@ def test_an_unfinished_step_shows_what_there_is(toy: Run) -> None:
     assert "in progress: 1 of 2 steps" in page.text
     second = json.loads(page.scripts["reader-step-2"])[0]
     assert [len(group) for group in second["agents"]] == [2, 0]
-    assert (toy.layout.report / "curves.csv").read_text().splitlines()[-1] == "2,0.500000,,0.500000,"
+    assert (toy.layout.report / "curves.csv").read_text().splitlines()[-1] == "2,0.5000,,0.5000,"
 
 
 def test_rewards_need_not_be_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
