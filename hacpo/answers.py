@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Container
 from decimal import Decimal
+from functools import cache
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -235,7 +236,12 @@ _REWRITES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"[\s*,:;.?]+$|\\+$", ""),
     (r"\s+", " "),
 ]
-_COMPILED = [(re.compile(pattern, re.DOTALL), replacement) for pattern, replacement in _REWRITES]
+
+
+@cache
+def _rewrites() -> list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]]:
+    """Compiled when first needed: in a process that verifies plain numbers, never."""
+    return [(re.compile(pattern, re.DOTALL), replacement) for pattern, replacement in _REWRITES]
 
 
 def tidy(text: str) -> str:
@@ -248,6 +254,6 @@ def tidy(text: str) -> str:
     text = unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
     if r"\begin" not in text:
         text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)  # commands escaped once too often, as JSON does
-    for pattern, replacement in _COMPILED:
+    for pattern, replacement in _rewrites():
         text = pattern.sub(replacement, text)
     return text.strip()

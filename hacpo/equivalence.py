@@ -301,7 +301,7 @@ def _same_value(answer: str, gold: str) -> bool:
 
 
 def _same_quantity(answer: Quantity, gold: Quantity) -> bool:
-    """Equal values whose units do not contradict each other; a percentage is its number, and its number of hundredths."""
+    """Equal values whose units do not contradict each other; a percentage is its number and its hundredth part."""
     if answer.unit and gold.unit and answer.unit != gold.unit:
         return False
     if _same(answer.value, gold.value):

@@ -27,6 +27,13 @@ from typing import NoReturn
 _POLL_SECONDS = 0.05
 _RENEW_AFTER = 2000
 """Comparisons after which a child is replaced, so that SymPy's caches cannot add up to the memory limit."""
+_WARM_UP = [
+    (r"\frac{1}{2}", "0.5"),
+    ("2(x+1)", "2x+2"),
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    ("x>2", r"(2,\infty)"),
+    ("y=x", "x-y=0"),
+]
 _PAGE = resource.getpagesize()
 
 
@@ -37,7 +44,8 @@ def main() -> None:
     requests = _Requests()
     from hacpo.equivalence import equivalent
 
-    equivalent(r"\frac{1}{2}", "0.5")  # fills the caches that every child then shares
+    for answer, gold in _WARM_UP:  # fills the caches that every child then shares
+        equivalent(answer, gold)
     gc.freeze()
     os.write(replies, b'{"ready": true}\n')
     child: _Child | None = None

@@ -49,7 +49,8 @@ class Books:
         from dvc.exceptions import NotDvcRepoError
         from dvc.repo import Repo
 
-        logging.getLogger("dvc").setLevel(logging.ERROR)
+        for name in ("dvc", "dvc_data", "dvc_objects"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # also turns off their progress bars: we show our own
         try:
             self.repo = Repo(str(root))
         except NotDvcRepoError:
@@ -58,6 +59,7 @@ class Books:
                 where=root.resolve(),
                 remedy="run `dvc init` there (without git: `dvc init --no-scm`)",
             ) from None
+        self.repo.lock._friendly = False  # no "waiting to acquire lock" across the live view
 
     @contextmanager
     def open(self) -> Iterator[None]:

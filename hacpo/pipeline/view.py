@@ -153,7 +153,7 @@ class RunView:
             f"   {self._stage}   {self._elapsed():.0f} s, {self._remaining()}",
         )
         table = Table(box=None, padding=(0, 2), show_edge=False)
-        for name in ("agent", "reward of the step", "held out (start > now)", "sampling tokens/s", "now", ""):
+        for name in ("agent", "reward", "held out", "tokens/s", "", ""):
             table.add_column(name, justify="left")
         for agent in self._agents:
             now = next((state for title, state in self._working.items() if title.endswith(f" {agent}")), None)
@@ -171,7 +171,8 @@ class RunView:
                 bar,
                 text,
             )
-        overall = ProgressBar(total=settings.steps, completed=max(self._step - 1, 0), width=60)
+        overall = Table.grid()  # a bar alone does not end its line
+        overall.add_row(ProgressBar(total=settings.steps, completed=max(self._step - 1, 0), width=60))
         return Group(head, overall, table)
 
 
