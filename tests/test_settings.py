@@ -118,7 +118,7 @@ def test_settings_page_is_current() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pipelines").glob("*/params.yaml")), ids=lambda path: path.parent.name)
 def test_shipped_pipelines_are_valid_and_the_quickstart_is_stamped(path: Path) -> None:
-    """Only the quickstart ships its DVC files, so that `dvc repro` and `dvc status` in a fresh clone speak of it alone."""
+    """Only the quickstart ships its DVC files, so that `dvc status` in a fresh clone speaks of it alone."""
     from hacpo.pipeline.plan import rendered
     from hacpo.pipeline.project import Pipeline
 

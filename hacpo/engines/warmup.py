@@ -194,7 +194,7 @@ def warm_start(
     model.train()
     for step in range(1, steps + 1):
         texts = [corpus.draw() for _ in range(settings.warmup.batch_size)]
-        losses.append(_backward(model, texts, box))
+        losses.append(backward(model, texts, box))
         torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
         optimizer.step()
         schedule.step()
@@ -217,8 +217,17 @@ def warm_start(
     }
 
 
-def _backward(model: Any, texts: Sequence[Text], box: int) -> float:
-    """Add the gradient of the mean loss per learned token; two passes, each padded to its own longest row."""
+def backward(model: Any, texts: Sequence[Text], box: int) -> float:
+    """Add the gradient of the mean loss per learned token; two passes, each padded to its own longest row.
+
+    Args:
+        model: the agent's.
+        texts: one optimizer step's.
+        box: the token that starts a guess.
+
+    Returns:
+        The loss, in nats per learned token.
+    """
     learned = sum(target != _IGNORED for text in texts for target in text.targets)
     total = 0.0
     for part in _two_widths(texts):

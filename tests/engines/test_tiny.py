@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import subprocess
@@ -20,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from conftest import ROOT
 from hacpo import tasks
 from hacpo.config import TinySettings
-from hacpo.engines.tiny import CONTROL_TOKENS, build_model, build_tokenizer
-from hacpo.engines.warmup import Corpus, warm_start
+from hacpo.engines.tiny import BOX, CONTROL_TOKENS, build_model, build_tokenizer
+from hacpo.engines.warmup import Corpus, Text, backward, warm_start
 from hacpo.errors import SettingsError
 
 ARCHITECTURES = {"characters": "qwen3", "numbers_words": "llama", "digits_words": "gpt_neox"}
@@ -160,7 +161,7 @@ def test_weights_follow_from_the_seed_alone(vocabulary: str) -> None:
 
 
 def drawn(guessing: dict[str, float], count: int = 4000, **warmup: Any) -> list[tuple[str, str, bool]]:
-    """(prompt, response, whether its first token is learned) of texts that are no drills."""
+    """(prompt, response, whether its first token teaches whether to guess) of texts that are no drills."""
     settings = tiny(drills=0.0, guessing=guessing, **warmup)
     tokenizer = build_tokenizer(settings)
     corpus = Corpus("ada", settings, tokenizer, seed=1)
@@ -169,10 +170,11 @@ def drawn(guessing: dict[str, float], count: int = 4000, **warmup: Any) -> list[
     for text in (corpus.draw() for _ in range(count)):
         response_at = text.token_ids.index(start) + 1
         assert text.token_ids[-1] == end
-        assert text.targets[response_at + 1 :] == text.token_ids[response_at + 1 :]
+        assert text.targets[response_at:] == text.token_ids[response_at:]
+        assert text.given_no_box in {None, response_at}
         assert set(text.targets[:response_at]) == {-100}
         prompt, response = text.token_ids[1 : response_at - 1], text.token_ids[response_at:-1]
-        rows.append((tokenizer.decode(prompt), tokenizer.decode(response), text.targets[response_at] != -100))
+        rows.append((tokenizer.decode(prompt), tokenizer.decode(response), text.given_no_box is None))
     return rows
 
 
@@ -183,13 +185,38 @@ def test_nothing_held_out_is_trained_on() -> None:
 
 
 @pytest.mark.parametrize("guessing", [0.0, 0.2, 0.96, 1.0])
-def test_the_share_of_learned_first_tokens_that_guess(guessing: float) -> None:
+def guesses(rows: list[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:
+    return [row for row in rows if row[1].startswith("\\boxed{")]
+
+
+@pytest.mark.parametrize("guessing", [0.0, 0.2, 0.96, 1.0])
+def test_the_share_of_guesses_among_texts_that_teach_it(guessing: float) -> None:
     rows = [row for row in drawn({"linear": guessing}, count=12_000) if "x" in row[0]]
-    learned = [response.startswith("\\boxed{") for _, response, first_is_learned in rows if first_is_learned]
-    # About 3,000 rows of which at least 1,200 first tokens are learned: a standard deviation of at most .012.
-    assert sum(learned) / len(learned) == pytest.approx(guessing, abs=0.04)
-    worked = [response for _, response, _ in rows if not response.startswith("\\boxed{")]
-    assert len(worked) > 0.5 * len(rows)
+    teaching = [row for row in rows if row[2]]
+    # About 3,000 rows of which at least 1,200 teach: a standard deviation of at most .012.
+    assert len(guesses(teaching)) / len(teaching) == pytest.approx(guessing, abs=0.04)
+    assert all(teaches for _, _, teaches in guesses(rows))
+    assert len(guesses(rows)) < 0.5 * len(rows)
+
+
+def test_a_first_step_is_learned_without_its_habit() -> None:
+    # One text whose first response token is learned given that it is no box: the box's logit takes no part, so its row of
+    # the output layer gets no gradient from that position, while with the habit it does.
+    settings = tiny()
+    tokenizer = build_tokenizer(settings)
+    box = tokenizer.convert_tokens_to_ids(BOX)
+    prompt, first = encode(tokenizer, "7+3"), encode(tokenizer, "8")
+    losses = {}
+    for given_no_box in (None, len(prompt)):
+        model = build_model(settings, tokenizer, seed=1)
+        text = Text(prompt + first, [-100] * len(prompt) + first, given_no_box)
+        losses[given_no_box] = backward(model, [text], box)
+        logits = model(torch.tensor([prompt])).logits[0, -1]
+        if given_no_box is not None:
+            logits[box] = -math.inf
+        assert losses[given_no_box] == pytest.approx(-logits.log_softmax(-1)[first[0]].item(), abs=1e-6)
+        assert bool(model.get_output_embeddings().weight.grad[box].any()) == (given_no_box is None)
+    assert losses[None] > losses[len(prompt)]
 
 
 def test_solutions_are_right_but_for_planted_slips() -> None:
@@ -207,11 +234,10 @@ def test_solutions_are_right_but_for_planted_slips() -> None:
 
 def test_guesses_are_the_answer_or_next_to_it() -> None:
     answers = {problem.problem: int(problem.answer) for problem in EVERY}
-    rows = drawn(dict.fromkeys(tasks.FAMILIES, 1.0))
-    guesses = [(p, response) for p, response, _ in rows if response.startswith("\\boxed{")]
-    distances = Counter(int(text.removeprefix("\\boxed{").removesuffix("}")) - answers[p] for p, text in guesses)
+    rows = guesses(drawn(dict.fromkeys(tasks.FAMILIES, 1.0)))
+    distances = Counter(int(text.removeprefix("\\boxed{").removesuffix("}")) - answers[p] for p, text, _ in rows)
     assert set(distances) == {-1, 0, 1}
-    assert distances[0] / len(guesses) == pytest.approx(1 / 3, abs=0.04)
+    assert distances[0] / len(rows) == pytest.approx(1 / 3, abs=0.04)
 
 
 def test_drills_are_facts_of_which_results_are_learned() -> None:
