@@ -4,13 +4,13 @@ For each prompt: a baseline mu per agent, one sigma over all agents' rewards, A 
 responses of other agents the capability discrepancy coefficient omega on top. With one agent this is the group-relative
 advantage of GRPO and GSPO.
 
-Every baseline is a weighted sum of the agents' group sums, so `AdvantageSettings.baseline` only chooses weights:
+Baselines, most of them weighted sums of the agents' group sums (m_j = S^(j) / G is a group's mean):
 
     mu^(k) = sum over j of W[k, j] S^(j) / D,  S^(j) = sum over i of R(y_i^(j))
     capability  W = omega                        D = nG       eq. 7
     joint       W = 1                            D = nG       ablation
     own         W = identity                     D = G        ours
-    shrunk      W = identity + kappa/nG min(1, omega)   D = G + kappa   ours
+    shrunk      (G m_k + kappa * mean over j of min(1, omega^(k,j) m_j)) / (G + kappa)   ours
 
 Legend: `_p` prompts, `_n` agents, `_g` samples of a group; k is the learner, j a source.
 """
@@ -127,14 +127,15 @@ def _baselines(
 ) -> NDArray[np.float64]:
     """mu of every agent for every prompt, [P, N], before the guard (table in the module's docstring)."""
     agents = omega_nn.shape[0]
-    responses = agents * group_size
-    identity = np.eye(agents)
-    pull = settings.kappa / responses * np.minimum(1.0, omega_nn)
+    responses = float(agents * group_size)
+    if settings.baseline == "shrunk":
+        bounded_pnn = np.minimum(1.0, omega_nn[None, :, :] * group_sum_pn[:, None, :] / group_size)
+        joint_pn = _ordered_sum(bounded_pnn) / agents
+        return np.asarray((group_sum_pn + settings.kappa * joint_pn) / (group_size + settings.kappa))
     weights_nn, divisor = {
-        "capability": (omega_nn, float(responses)),
-        "joint": (np.ones_like(omega_nn), float(responses)),
-        "own": (identity, float(group_size)),
-        "shrunk": (identity + pull, group_size + settings.kappa),
+        "capability": (omega_nn, responses),
+        "joint": (np.ones_like(omega_nn), responses),
+        "own": (np.eye(agents), float(group_size)),
     }[settings.baseline]
     return _ordered_sum(group_sum_pn[:, None, :] * weights_nn[None, :, :]) / divisor
 

@@ -447,7 +447,7 @@ class Settings(Section):
     """Everything a run depends on."""
 
     seed: int = knob(doc="Every random choice derives from it.", ge=0)
-    steps: int = knob(doc="T: training steps.", unit="steps", ge=1)
+    steps: int = knob(doc="T: training steps.", unit="steps", ge=1, le=9999)
     agents: dict[str, AgentSettings] = knob(doc="Name -> agent; any number of them.", min_length=1)
     algorithm: AlgorithmSettings
     data: DataSettings
@@ -503,6 +503,12 @@ class Settings(Section):
             raise ValueError(
                 f"sampling.group_size: recipe {self.algorithm.recipe!r} compares responses to one prompt and needs at "
                 f"least 2, found {sources * self.responses_per_prompt}"
+            )
+        baseline = self.algorithm.advantage.baseline
+        if baseline == "own" and self.responses_per_prompt < 2:
+            raise ValueError(
+                "sampling.group_size: baseline 'own' compares an agent's own responses to one prompt and needs at "
+                f"least 2, found {self.responses_per_prompt}"
             )
         if self.updates_per_step > self.batch.prompts and self.algorithm.loss.minibatch_order == "mixed":
             raise ValueError(

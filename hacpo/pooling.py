@@ -25,6 +25,7 @@ def build_pool(
     rollouts: Mapping[str, Sequence[Row]],
     *,
     learner: str,
+    group_size: int,
     tokenizer: PromptTokenizer | None,
     prompt_settings: PromptSettings,
     max_tokens: int | None,
@@ -36,6 +37,7 @@ def build_pool(
         problems: the step's prompts in order.
         rollouts: source -> its rollouts, each with its reward; the learner's own always among them.
         learner: who will train on them.
+        group_size: responses per problem and source.
         tokenizer: the learner's; may be None if there are only own rollouts.
         max_tokens: longest prompt plus response that the learner can take; None is no limit. Own responses were sampled
             within it and are always kept.
@@ -43,7 +45,6 @@ def build_pool(
     Raises:
         ArtifactError: rollouts are missing or do not fit together.
     """
-    group_size = len(rollouts[learner]) // max(len(problems), 1)
     ordered = in_order([row["problem_id"] for row in problems], rollouts, group_size, where=f"pool of {learner}")
     prompts = {row["problem_id"]: row["prompt_token_ids"] for row in rollouts[learner]}
     if tokenizer is not None:

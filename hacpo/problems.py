@@ -70,6 +70,16 @@ def _read(path: Path) -> list[Row]:
             raise DataError(
                 f"column {field.name!r} is missing", where=path, expected=", ".join(("problem_id", "problem", "answer"))
             )
+    for at, name in enumerate(table.column_names):
+        wanted = PROBLEMS.schema.field(name).type if name in PROBLEMS.schema.names else None
+        if wanted is None or table.schema.field(name).type == wanted:
+            continue
+        try:
+            table = table.set_column(at, name, table[name].cast(wanted))
+        except pa.ArrowException:
+            raise DataError(
+                f"column {name!r} has the wrong type", where=path, expected=wanted, found=table.schema.field(name).type
+            ) from None
     rows: list[Row] = table.select(PROBLEMS.schema.names).to_pylist()
     return rows
 

@@ -38,6 +38,30 @@ def with_rewards(rollouts: Sequence[Row], verdicts: Sequence[Row]) -> list[Row]:
     return [{**row, "reward": rewards[row["rollout_id"]]} for row in rollouts]
 
 
+def training_rows(pool: Sequence[Row], advantages: Sequence[Row], own: Sequence[Row], *, where: object) -> list[Row]:
+    """Rows of the pool with their `effective_advantage`, and own ones with their `old_logprobs`.
+
+    Raises:
+        ArtifactError: the tables do not hold the same responses.
+    """
+    worth = {row["rollout_id"]: row["effective_advantage"] for row in advantages}
+    old = {row["rollout_id"]: row["logprobs"] for row in own}
+    alone = (worth.keys() ^ {row["rollout_id"] for row in pool}) | (
+        old.keys() ^ {row["rollout_id"] for row in pool if row["is_self"]}
+    )
+    if alone:
+        raise ArtifactError(
+            "pool, advantages and rollouts do not belong together",
+            where=where,
+            found=f"{min(alone)!r} in only one of them",
+            remedy="repeat pool and advantage of this step",
+        )
+    return [
+        {**row, "effective_advantage": worth[row["rollout_id"]], "old_logprobs": old.get(row["rollout_id"])}
+        for row in pool
+    ]
+
+
 def in_order(
     problem_ids: Sequence[str], per_agent: Mapping[str, Sequence[Row]], group_size: int, *, where: object
 ) -> list[tuple[str, Row]]:
@@ -56,15 +80,17 @@ def in_order(
     wanted = [
         (problem, agent, sample) for problem in problem_ids for agent in per_agent for sample in range(group_size)
     ]
-    missing = [key for key in wanted if key not in found]
     total = sum(len(rows) for rows in per_agent.values())
-    if missing or total != len(wanted):
-        problem, agent, sample = missing[0] if missing else next(key for key in found if key not in set(wanted))
+    odd = sorted(found.keys() ^ set(wanted))
+    if odd or total != len(wanted):
+        problem, agent, sample = odd[0] if odd else next(iter(found))
         raise ArtifactError(
-            f"{'no' if missing else 'unexpected'} response {sample} of {agent} to problem {problem!r}",
+            f"{'unexpected or repeated' if (problem, agent, sample) in found else 'no'} response {sample} of {agent} "
+            f"to problem {problem!r}",
             where=where,
             expected=f"{len(wanted)} responses",
             found=total,
+            remedy="repeat generate and verify of this step",
         )
     return [(key[1], found[key]) for key in wanted]
 

@@ -214,11 +214,11 @@ def atomic(path: Path) -> Iterator[Path]:
     except OSError as error:
         remove(scratch)
         if error.errno in _REFUSALS:
-            raise _refused(path, os.strerror(error.errno or 0).lower()) from None
+            raise refused(path, os.strerror(error.errno or 0).lower()) from None
         raise
     except StorageError as error:  # of a write inside this one: name what the user knows
         remove(scratch)
-        raise _refused(path, error.reason) from None
+        raise refused(path, error.reason) from None
     except BaseException:
         remove(scratch)
         raise
@@ -227,7 +227,8 @@ def atomic(path: Path) -> Iterator[Path]:
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def _refused(path: Path, reason: str) -> StorageError:
+def refused(path: Path, reason: str) -> StorageError:
+    """The error for a write that the disk refused."""
     return StorageError(
         f"cannot be written: {reason}",
         where=path,

@@ -18,8 +18,15 @@ READS: dict[str, tuple[str, ...]] = {
     "warmup": ("seed", "agents.{agent}", "engine.threads"),
     "generate": ("seed", "sampling", "algorithm.rollouts", "prompt", "engine", "storage"),
     "verify": ("verification", "storage"),
-    "pool": ("agent_names", "pool", "prompt", "algorithm.rollouts", "storage"),
-    "advantage": ("agent_names", "algorithm.rollouts", "algorithm.capability", "algorithm.advantage", "storage"),
+    "pool": ("agent_names", "pool", "prompt", "sampling.group_size", "algorithm.rollouts", "storage"),
+    "advantage": (
+        "agent_names",
+        "sampling.group_size",
+        "algorithm.rollouts",
+        "algorithm.capability",
+        "algorithm.advantage",
+        "storage",
+    ),
     "update": (
         "agent_names",
         "seed",
@@ -30,7 +37,9 @@ READS: dict[str, tuple[str, ...]] = {
         "sampling.temperature",
         "batch",
         "optimizer",
-        "engine",
+        "engine.device",
+        "engine.dtype",
+        "engine.threads",
     ),
     "evaluate": (
         "seed",
@@ -65,6 +74,8 @@ def read_params(path: Path) -> dict[str, Any]:
         raise SettingsError(
             "there is no params.yaml", where=path, remedy="name a pipeline folder, for example pipelines/quickstart"
         ) from None
+    except OSError as error:
+        raise SettingsError(f"cannot be read: {error.strerror}", where=path) from None
     except (YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "not readable as YAML"
@@ -85,7 +96,7 @@ def resolve(raw: Mapping[str, Any], *, where: object = "settings") -> Settings:
     algorithm = tree.get("algorithm")
     if isinstance(algorithm, dict):
         recipe = algorithm.get("recipe", "hacpo")
-        if recipe not in RECIPES:
+        if not isinstance(recipe, str) or recipe not in RECIPES:
             near = difflib.get_close_matches(str(recipe), RECIPES, n=1)
             raise SettingsError(
                 f"algorithm.recipe: unknown recipe {recipe!r}",
@@ -106,20 +117,24 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
     Raises:
         SettingsError: the file or an override is not usable.
     """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
     raw = read_params(path)
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign or not key:
             raise SettingsError("not of the form key=value", where=f"--set {override}")
-        from ruamel.yaml import YAML
-
         node: Any = raw
         *parents, leaf = key.split(".")
         for part in parents:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise SettingsError(f"{part!r} is a value, not a block", where=f"--set {override}")
-        node[leaf] = YAML(typ="safe", pure=True).load(text)
+        try:
+            node[leaf] = YAML(typ="safe", pure=True).load(text)
+        except YAMLError:
+            raise SettingsError("the value is not valid YAML", where=f"--set {override}") from None
     return resolve(raw, where=path)
 
 

@@ -51,7 +51,7 @@ def advantage(
             )
             for agent in agents
         }
-        group_size = len(verdicts[agents[0]]) // len(problems)
+        group_size = settings.responses_per_prompt
         problem_ids = [row["problem_id"] for row in problems]
         ordered = in_order(problem_ids, verdicts, group_size, where=f"verdicts of step {step}")
 
@@ -64,11 +64,13 @@ def advantage(
             previous,
             settings.algorithm.capability,
         )
-        with schema.atomic(stage.outputs.capability(step).parent) as scratch:
-            scratch.mkdir()
-            stage.write(scratch / "capability.parquet", schema.CAPABILITY, rows, step=step)
-        with schema.atomic(stage.outputs.advantages(step, "x").parent) as scratch:
-            scratch.mkdir()
+        with (
+            schema.atomic(stage.outputs.capability(step).parent) as capability,
+            schema.atomic(stage.outputs.advantages(step, "x").parent) as advantages,
+        ):
+            capability.mkdir()
+            stage.write(capability / "capability.parquet", schema.CAPABILITY, rows, step=step)
+            advantages.mkdir()
             for name in agents if learner is None else [learner]:
                 columns = advantage_columns(
                     ordered,
@@ -80,7 +82,7 @@ def advantage(
                     capability_settings=settings.algorithm.capability,
                 )
                 stage.write(
-                    scratch / partition(step, learner=name).split("/")[1],
+                    advantages / partition(step, learner=name).split("/")[1],
                     schema.ADVANTAGES,
                     columns,
                     step=step,

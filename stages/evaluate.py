@@ -40,7 +40,7 @@ def evaluate(
         )
         rows = []
         with Verifier(settings.verification) as verifier:
-            for name, benchmark in settings.evaluation.benchmarks.items():
+            for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
                 path = stage.inputs.problems(benchmark.data)
                 problems = stage.read(path, schema.PROBLEMS, "prepare").to_pylist()[:limit]
                 asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]

@@ -10,6 +10,8 @@ from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import LearnerOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
 from hacpo.pipeline.stage import open_stage
 
+_NEEDED = ("rollout_id", "problem_id", "sample", "token_ids", "text", "finish_reason", "logprobs")
+
 
 def pool(
     context: typer.Context,
@@ -42,7 +44,12 @@ def pool(
         rollouts = {}
         for source in sources:
             table = stage.read(
-                stage.inputs.rollouts(step, source), schema.ROLLOUTS, "generate", step=step, agent=source
+                stage.inputs.rollouts(step, source),
+                schema.ROLLOUTS,
+                "generate",
+                columns=[*_NEEDED, *(("prompt_token_ids",) if source == learner else ())],
+                step=step,
+                agent=source,
             )
             rewards = stage.read(
                 stage.inputs.verdicts(step, source),
@@ -62,6 +69,7 @@ def pool(
             problems,
             rollouts,
             learner=learner,
+            group_size=settings.responses_per_prompt,
             tokenizer=tokenizer,
             prompt_settings=settings.prompt,
             max_tokens=max_tokens,

@@ -36,7 +36,7 @@ def prepare(
         with schema.atomic(stage.outputs.root / "prompts") as scratch:
             for step in range(1, settings.steps + 1):
                 rows = [row for row in schedule if row["step"] == step]
-                stage.write(scratch / step_dir(step), schema.SCHEDULE, rows, step=step, without=("steps",))
+                stage.write(scratch / step_dir(step), schema.SCHEDULE, rows, step=step, without=("steps", "data"))
         stage.metrics |= {f"problems.{name}": len(rows) for name, rows in sets.items()}
         stage.metrics["scheduled"] = len(schedule)
         epochs = len(schedule) / len(sets[settings.data.train])

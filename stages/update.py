@@ -20,7 +20,7 @@ def update(
 ) -> None:
     """Write updates/step=<step>/agent=<name>/trace.parquet and checkpoints/step=<step>/agent=<name>."""
     from hacpo import schema
-    from hacpo.rollouts import first_problems
+    from hacpo.rollouts import first_problems, training_rows
 
     with open_stage(
         "update",
@@ -34,7 +34,7 @@ def update(
         steps_from=1,
     ) as stage:
         from hacpo.engines.checkpoint import load_model, policy_hash, save_model
-        from hacpo.engines.loading import open_engine
+        from hacpo.engines.loading import open_model
         from hacpo.engines.trainer import Trainer, plan_updates, shuffle_seed
 
         settings = stage.settings
@@ -47,9 +47,6 @@ def update(
             step=step,
             learner=agent,
         )
-        worth = dict(
-            zip(*(advantages[name].to_pylist() for name in ("rollout_id", "effective_advantage")), strict=True)
-        )
         own = stage.read(
             stage.inputs.rollouts(step, agent),
             schema.ROLLOUTS,
@@ -58,14 +55,11 @@ def update(
             step=step,
             agent=agent,
         )
-        old = dict(zip(*(own[name].to_pylist() for name in ("rollout_id", "logprobs")), strict=True))
-        rows = first_problems(pool.to_pylist(), limit)
-        for row in rows:
-            row["effective_advantage"] = worth[row["rollout_id"]]
-            row["old_logprobs"] = old.get(row["rollout_id"])
+        rows = training_rows(pool.to_pylist(), advantages.to_pylist(), own.to_pylist(), where=stage.title)
+        rows = first_problems(rows, limit)
 
         before = stage.inputs.checkpoint(step - 1, agent)
-        engine = open_engine(
+        tokenizer, model, _ = open_model(
             stage.session.models,
             agent,
             before,
@@ -74,8 +68,8 @@ def update(
         )
         stage.session.models.discard(agent)
         trainer = Trainer(
-            engine.model,
-            engine.tokenizer.pad_token_id,
+            model,
+            tokenizer.pad_token_id,
             settings.algorithm,
             settings.optimizer,
             settings.sampling.temperature,
@@ -95,16 +89,18 @@ def update(
         order = {row["rollout_id"]: number for number, row in enumerate(rows)}
         trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
 
-        with schema.atomic(stage.outputs.checkpoint(step, agent)) as scratch:
-            scratch.mkdir()
-            save_model(engine.model, scratch, like=before)
-            trainer.save(scratch / "trainer")
-            policy = policy_hash(scratch)
-        with schema.atomic(stage.outputs.trace(step, agent).parent) as scratch:
-            scratch.mkdir()
-            stage.write(scratch / "trace.parquet", schema.TRACE, trace, step=step, agent=agent)
+        with (
+            schema.atomic(stage.outputs.checkpoint(step, agent)) as checkpoint,
+            schema.atomic(stage.outputs.trace(step, agent).parent) as updates,
+        ):
+            checkpoint.mkdir()
+            save_model(model, checkpoint, like=before)
+            trainer.save(checkpoint / "trainer")
+            policy = policy_hash(checkpoint)
+            updates.mkdir()
+            stage.write(updates / "trace.parquet", schema.TRACE, trace, step=step, agent=agent)
         if out is None:
-            stage.session.models.keep(agent, policy, settings.engine, engine.model)
+            stage.session.models.keep(agent, policy, settings.engine, model)
         stage.metrics |= metrics
         stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
         stage.summary = f"{len(plan.rows)} updates on {len(trace)} responses, loss {metrics['loss']:+.4f}"

@@ -22,6 +22,7 @@ def verify(
 ) -> None:
     """Write verdicts/step=<step>/agent=<name>."""
     from hacpo import schema
+    from hacpo.errors import ArtifactError
     from hacpo.reward import Request, Verifier
     from hacpo.rollouts import first_problems
 
@@ -47,6 +48,14 @@ def verify(
             agent=agent,
         ).to_pylist()
         rollouts = first_problems(rollouts, limit)
+        foreign = {row["problem_id"] for row in rollouts} - answers.keys()
+        if foreign:
+            raise ArtifactError(
+                "the rollouts are of other problems than the step's prompts",
+                where=stage.inputs.rollouts(step, agent),
+                found=repr(min(foreign)),
+                remedy=f"repeat `{stage.pipeline.command('generate', step, agent=agent)}`",
+            )
         requests = [
             Request(row["rollout_id"], row["text"], row["finish_reason"], answers[row["problem_id"]])
             for row in rollouts

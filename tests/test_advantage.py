@@ -91,9 +91,14 @@ def test_baselines_by_hand(changes: dict[str, Any], mu_own: float, mu_cross: flo
 
 
 def test_shrunk_never_trusts_a_partner_above_one() -> None:
-    # Learner 1: omega^(1,0) = 2 counts as 1: (4 * 0.75 + 4 * mean(1 * 0.25, 1 * 0.75)) / 8 = (3 + 2) / 8
+    # Learner 1, omega^(1,0) = 2: (4 * 0.75 + 4 * mean(min(1, 2 * 0.25), 0.75)) / 8 = (3 + 4 * 0.625) / 8
     result = advantages(REWARDS, learner=1, baseline="shrunk")
-    np.testing.assert_array_equal(result.baseline, np.full((1, 2, 4), 0.625))
+    np.testing.assert_array_equal(result.baseline, np.full((1, 2, 4), 0.6875))
+    # Partner all right: min(1, 2 * 1) = 1, so (3 + 4 * mean(1, 0.75)) / 8
+    better = np.array(REWARDS)
+    better[0, 0] = 1.0
+    result = advantages(better, learner=1, baseline="shrunk")
+    np.testing.assert_array_equal(result.baseline, np.full((1, 2, 4), (3 + 3.5) / 8))
 
 
 def test_without_discrepancy_only_the_factor_goes() -> None:

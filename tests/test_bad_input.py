@@ -43,21 +43,38 @@ def edit(old: str, new: str) -> Callable[[], None]:
         ),
         (edit("  ada:", "  a/b:"), "run pipelines/small", 2, "'a/b' cannot be a name"),
         (edit("group_size: 4", "group_size: 0"), "run pipelines/small", 2, "sampling.group_size"),
-        (edit("recipe: hacpo", "recipe: gspo"), "nothing pipelines/small", 2, "No such command 'nothing'"),
-        (edit("models/ada", "models/none"), "warmup pipelines/small --agent ada", 6, "the model folder is missing"),
+        (edit("seed: 1", "seed: 1"), "nothing pipelines/small", 2, "No such command 'nothing'"),
+        (
+            edit("recipe: hacpo", "recipe: gspo\n  advantage: {epsilon: 1.0e-6} #"),
+            "generate pipelines/small --step 1 --agent ada",
+            2,
+            "params.yaml: has changed since the settings were resolved",
+        ),
+        (
+            edit("models/ada", "models/none"),
+            "warmup pipelines/small --agent ada --out elsewhere",
+            6,
+            "the model folder is missing",
+        ),
         (edit("seed: 1", "seed: 2"), "warmup pipelines/other --agent ada", 2, "there is no params.yaml"),
         (edit("seed: 1", "seed: 1"), "generate pipelines/small --step 1 --agent eve", 2, "no agent 'eve'"),
         (edit("seed: 1", "seed: 1"), "generate pipelines/small --step 3 --agent ada", 2, "--step is out of range"),
         (edit("seed: 1", "seed: 1"), "generate pipelines/small --step 0 --agent ada", 2, "--step is out of range"),
         (edit("seed: 1", "seed: 1"), "generate pipelines/small --agent ada", 2, "Missing option '--step'"),
         (edit("seed: 1", "seed: 1"), "generate . --step 1 --agent ada", 2, "is no pipeline folder"),
-        (edit("problems: 64", "problems: 7"), "prepare pipelines/small", 5, "too few problems for one step"),
+        (
+            edit("problems: 64", "problems: 7"),
+            "prepare pipelines/small --out elsewhere",
+            5,
+            "too few problems for one step",
+        ),
         (
             edit("{task: arithmetic, split: train, problems: 64}", "{path: none.parquet}"),
-            "prepare pipelines/small",
+            "prepare pipelines/small --out elsewhere",
             3,
             "none.parquet: the problem file is missing",
         ),
+        (edit("seed: 1", "seed: 1"), "prepare pipelines/small --out x --set seed=[1", 2, "the value is not valid YAML"),
     ],
 )
 def test_refused_before_anything_is_written(
@@ -184,6 +201,7 @@ def test_unusable_model_folders_are_refused_at_warmup(
     (project / "broken" / "tokenizer_config.json").write_text((models / "ada" / "tokenizer_config.json").read_text())
     spoil(project / "broken")
     edit("models/ada", "broken")()
+    assert cli("resolve", "pipelines/small").code == 0
     before = tree(project)
     result = cli("warmup", "pipelines/small", "--agent", "ada")
     assert result.code == 6
@@ -208,13 +226,63 @@ def test_a_prompt_that_the_template_refuses_is_named(project: Path, models: Path
         "{{ messages[0]['content'] }}"
     )
     edit("models/ada", "picky")()
-    for command in ("prepare pipelines/small", "warmup pipelines/small --agent ada"):
+    for command in ("resolve pipelines/small", "prepare pipelines/small", "warmup pipelines/small --agent ada"):
         assert cli(*command.split()).code == 0
     result = cli("generate", "pipelines/small", "--step", 1, "--agent", "ada")
     assert result.code == 5
     assert "problem 'modular-" in result.error
     assert "no percent signs" in result.error
     assert not (project / "artifacts" / "small" / "rollouts").exists()
+
+
+def test_one_response_is_nothing_to_compare(finished_copy: Path, cli: Cli) -> None:
+    edit("group_size: 4", "group_size: 1")()
+    assert cli("plan", "pipelines/small").code == 0  # two agents share: two responses to compare
+    edit("recipe: hacpo", "recipe: gspo")()
+    before = tree(finished_copy)
+    result = cli("run", "pipelines/small")
+    assert result.code == 2
+    assert "recipe 'gspo' compares responses to one prompt and needs at least 2, found 1" in result.error
+    assert tree(finished_copy) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        ("update pipelines/small --step 1 --agent ada", "checkpoints/step=0001/agent=ada"),
+        ("verify pipelines/small --step 1 --agent ada", "verdicts/step=0001/agent=ada"),
+        ("generate pipelines/small --step 1 --agent ada", "rollouts/step=0001/agent=ada"),
+    ],
+)
+def test_a_disk_that_fills_up_in_any_stage_is_one_line(
+    finished_copy: Path, cli: Cli, command: str, written: str
+) -> None:
+    before = tree(finished_copy)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        result = cli(*command.split())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.code == 8
+    assert f"small/{written}: cannot be written: file too large" in result.error
+    assert tree(finished_copy) == before
+
+
+def test_tables_that_do_not_belong_together_are_named(finished_copy: Path, cli: Cli) -> None:
+    edit("seed: 1", "seed: 5")()
+    assert cli("resolve", "pipelines/small").code == 0
+    assert cli("prepare", "pipelines/small").code == 0
+    result = cli("verify", "pipelines/small", "--step", 1, "--agent", "ada")
+    assert result.code == 4
+    assert "the rollouts are of other problems than the step's prompts" in result.error
+    edit("recipe: hacpo", "recipe: gspo")()
+    edit("seed: 5", "seed: 1")()
+    for command in ("resolve pipelines/small", "prepare pipelines/small", "advantage pipelines/small --step 1"):
+        assert cli(*command.split()).code == 0
+    result = cli("update", "pipelines/small", "--step", 1, "--agent", "ada")
+    assert result.code == 4
+    assert "pool, advantages and rollouts do not belong together" in result.error
 
 
 def test_a_full_disk_costs_one_line_and_leaves_nothing_half_written(finished_copy: Path, cli: Cli) -> None:

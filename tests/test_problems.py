@@ -42,6 +42,10 @@ def test_a_file_needs_only_three_columns(tmp_path: Path) -> None:
         ({"problem_id": ["a", "b"], "problem": ["x", "y"], "answer": ["1", None]}, "row 1: answer is empty"),
         ({"problem_id": ["a"], "problem": ["x"]}, "column 'answer' is missing"),
         (
+            {"problem_id": ["a"], "problem": ["x"], "answer": ["1"], "level": ["Level 5"]},
+            "column 'level' has the wrong type \\(expected int32, found string\\)",
+        ),
+        (
             {
                 "problem_id": pa.array([], pa.string()),
                 "problem": pa.array([], pa.string()),
@@ -62,6 +66,11 @@ def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("not parquet")
     with pytest.raises(DataError, match="not readable as Parquet"):
         load("s/train", DataSet(path="text.parquet"), tmp_path)
+
+
+def test_numbers_become_text(tmp_path: Path) -> None:
+    rows = load("s/train", file_of(tmp_path, problem_id=[7], problem=["x"], answer=[12]), tmp_path)
+    assert (rows[0]["problem_id"], rows[0]["answer"]) == ("7", "12")
 
 
 @pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="needs ../shared/data (real problems)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from hacpo.engines.tokenizers import ChatTokenizer
 
 
 class ModelCache:
-    """Holds, per agent, the model whose weights hash to what a checkpoint folder holds, and the tokenizer.
+    """Holds, per agent, the model whose weights hash to what a checkpoint folder holds, and its tokenizer.
 
     A model is reused only if its recorded hash is that of the folder asked for, so warm and cold runs compute the same.
     """
 
     def __init__(self) -> None:
-        self._models: dict[str, tuple[str, EngineSettings, Any]] = {}
-        self._tokenizers: dict[Path, ChatTokenizer] = {}
+        self._models: dict[str, tuple[tuple[str, str, str], Any]] = {}
+        self._tokenizers: dict[str, ChatTokenizer] = {}
 
     def model(self, agent: str, folder: Path, settings: EngineSettings) -> tuple[Any, str]:
         """The model of a checkpoint folder and its policy hash."""
@@ -29,11 +30,11 @@ class ModelCache:
             torch.set_num_threads(settings.threads)
         policy = policy_hash(folder)
         held = self._models.pop(agent, None)
-        if held is None or held[0] != policy or held[1] != settings:
+        if held is None or held[0] != _key(policy, settings):
             del held  # free it before the next one is loaded
-            held = (policy, settings, load_model(folder, settings))
+            held = (_key(policy, settings), load_model(folder, settings))
         self._models[agent] = held
-        return held[2], policy
+        return held[1], policy
 
     def discard(self, agent: str) -> None:
         """Forget an agent's model: its weights are about to change."""
@@ -41,10 +42,19 @@ class ModelCache:
 
     def keep(self, agent: str, policy: str, settings: EngineSettings, model: Any) -> None:
         """Remember a model whose weights were just saved under this policy hash."""
-        self._models[agent] = (policy, settings, model.eval())
+        self._models[agent] = (_key(policy, settings), model.eval())
 
     def tokenizer(self, folder: Path) -> ChatTokenizer:
-        """The tokenizer of a model folder."""
-        if folder not in self._tokenizers:
-            self._tokenizers[folder] = ChatTokenizer(folder)
-        return self._tokenizers[folder]
+        """The tokenizer of a model folder; folders with the same tokenizer files share it."""
+        digest = hashlib.sha256()
+        for file in sorted(folder.iterdir()):
+            if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and ".index." not in file.name:
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        key = digest.hexdigest()
+        if key not in self._tokenizers:
+            self._tokenizers[key] = ChatTokenizer(folder)
+        return self._tokenizers[key]
+
+
+def _key(policy: str, settings: EngineSettings) -> tuple[str, str, str]:
+    return policy, settings.device, settings.dtype

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +106,8 @@ def save_model(model: Any, target: Path, like: Path) -> None:
 
     Config, tokenizer and template never change during training, so they are copied and cannot drift.
     """
-    model.save_pretrained(str(target))
+    with storage_errors():
+        model.save_pretrained(str(target))
     for file in target.iterdir():
         if not _is_weights(file):
             file.unlink()
@@ -112,6 +116,20 @@ def save_model(model: Any, target: Path, like: Path) -> None:
             shutil.copyfile(file, target / file.name)
     for file in target.iterdir():
         file.chmod(0o644)  # safetensors makes files that only their owner may read
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turn safetensors' own error for a refused write ("... (os error 28)") into the OSError that it was."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
 
 
 def _is_weights(file: Path) -> bool:

@@ -26,11 +26,12 @@ class Engine:
     sampler: Sampler
     scorer: Scorer
     policy: str
-    model: Any
 
 
-def open_engine(models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str) -> Engine:
-    """The engine of a checkpoint folder, warm where `models` still holds its weights.
+def open_model(
+    models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str
+) -> tuple[ChatTokenizer, Any, str]:
+    """Tokenizer, model and policy hash of a checkpoint folder, warm where `models` still holds its weights.
 
     Raises:
         MissingInputError: there is no such checkpoint; `made_by` is the command that makes it.
@@ -39,14 +40,19 @@ def open_engine(models: ModelCache, agent: str, folder: Path, settings: EngineSe
     if not folder.is_dir():
         raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
     tokenizer = models.tokenizer(folder)
-    model, policy = models.model(agent, folder, settings)
+    return tokenizer, *models.model(agent, folder, settings)
+
+
+def open_engine(models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str) -> Engine:
+    """The engine of a checkpoint folder; arguments and errors as for `open_model`."""
+    tokenizer, model, policy = open_model(models, agent, folder, settings, made_by)
     engine = TransformersEngine(
         model,
         eos_token_ids=eos_token_ids(folder, tokenizer.eos_token_id),
         pad_token_id=tokenizer.pad_token_id,
         batch_size=settings.batch_size,
     )
-    return Engine(tokenizer, engine, engine, policy, model)
+    return Engine(tokenizer, engine, engine, policy)
 
 
 def eos_token_ids(folder: Path, tokenizer_eos: int) -> list[int]:

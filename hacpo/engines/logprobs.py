@@ -54,13 +54,17 @@ def collate(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int, 
 def token_logprobs(model: Any, batch: TokenBatch, temperature: float) -> torch.Tensor:
     """log pi(token | prefix) at the sampling temperature, float32 [B, T], 0 where there is no token; differentiable.
 
-    The output projection is applied to the scored positions only.
+    The model's own head computes the logits (some scale or cap them), from the first scored position to the last.
     """
-    hidden = model.base_model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state
-    rows = torch.arange(hidden.shape[0], device=hidden.device).unsqueeze(1)
-    scored = hidden[rows, batch.positions][batch.mask]
-    logits = model.get_output_embeddings()(scored).float() / temperature
-    chosen = torch.log_softmax(logits, dim=-1).gather(-1, batch.targets[batch.mask].unsqueeze(-1)).squeeze(-1)
+    first = int(batch.positions[batch.mask].min())
+    last = int(batch.positions.max())
+    logits = model(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        use_cache=False,
+        logits_to_keep=torch.arange(first, last + 1, device=batch.input_ids.device),
+    ).logits
+    rows = torch.arange(logits.shape[0], device=logits.device).unsqueeze(1)
+    scored = logits[rows, (batch.positions - first).clamp(min=0)][batch.mask].float() / temperature
+    chosen = torch.log_softmax(scored, dim=-1).gather(-1, batch.targets[batch.mask].unsqueeze(-1)).squeeze(-1)
     return torch.zeros_like(batch.targets, dtype=torch.float32).masked_scatter(batch.mask, chosen)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hacpo.config import AlgorithmSettings, OptimizerSettings
+from hacpo.engines.checkpoint import storage_errors
 from hacpo.engines.logprobs import collate, token_logprobs
 from hacpo.errors import ArtifactError
 from hacpo.loss import ResponseBatch, row_weights, update_loss
@@ -229,7 +230,9 @@ class Trainer:
             state = self.optimizer.state[parameter]
             for key in ("exp_avg", "exp_avg_sq"):
                 tensors[f"{key}.{name}"] = state[key].detach().cpu().contiguous()
-        save_file(tensors, folder / "optimizer.safetensors")
+        with storage_errors():
+            save_file(tensors, folder / "optimizer.safetensors")
+        (folder / "optimizer.safetensors").chmod(0o644)
         # Every random choice is derived from the seed and its place in the run, so there is no RNG state to keep.
         write_json(folder / "state.json", {"updates_done": self.updates_done})
 

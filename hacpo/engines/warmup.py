@@ -8,10 +8,10 @@ Two kinds of text, drawn afresh for every optimizer step from the training side 
   and then with a planted slip; the others are guesses, a box with the right number or a neighbour of it.
 
 Whether a response starts with a box or with a step is a habit; which digit a step starts with is a skill. Of the first
-tokens from which the habit is learned, the share `guessing` of the family are boxes, but no more than `_MOST_GUESSES` of
-its texts are guesses: of the other texts, many teach their first token only as a choice among all tokens but the box. So
-an agent can work out every family and yet hardly ever does so in its weak ones, where a few responses in a hundred are
-all that reinforcement learning has to find; or it meets them in another agent's rollouts.
+tokens from which the habit is learned, the share `guessing` of the family are boxes, but no more than `_MOST_GUESSES`
+of its texts are guesses: of the other texts, many teach their first token only as a choice among all tokens but the
+box. So an agent can work out every family and yet hardly ever does so in its weak ones, where a few responses in a
+hundred are all that reinforcement learning has to find; or it meets them in another agent's rollouts.
 """
 
 from __future__ import annotations

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import sqlite3
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hacpo.errors import SettingsError
+from hacpo.errors import ArtifactError, BusyError, SettingsError
 from hacpo.pipeline.project import Pipeline
-from hacpo.schema import atomic
+from hacpo.schema import atomic, refused
 
 
 def lock_files(pipeline: Pipeline) -> list[Path]:
@@ -62,10 +64,37 @@ class Books:
         self.repo.lock._friendly = False  # no "waiting to acquire lock" across the live view
 
     @contextmanager
-    def open(self) -> Iterator[None]:
-        """Hold DVC's lock for a piece of bookkeeping."""
-        with self.repo.lock:
+    def open(self, wait_seconds: float = 600.0) -> Iterator[None]:
+        """Hold DVC's lock for a piece of bookkeeping, waiting for another DVC command to give it back.
+
+        Raises:
+            BusyError: it does not.
+            StorageError: the disk refuses what DVC writes.
+            ArtifactError: DVC cannot do it for another reason.
+        """
+        from dvc.exceptions import DvcException
+        from dvc.lock import LockError
+
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                self.repo.lock.lock()
+                break
+            except LockError:
+                if time.monotonic() > deadline:
+                    raise BusyError(
+                        "another DVC command holds this project",
+                        where=self.repo.root_dir,
+                        remedy="wait for it, or stop it",
+                    ) from None
+        try:
             yield
+        except (OSError, sqlite3.Error) as error:
+            raise refused(Path(self.repo.root_dir) / ".dvc", str(error)) from None
+        except DvcException as error:
+            raise ArtifactError(f"DVC refuses: {error}", where=self.repo.root_dir) from None
+        finally:
+            self.repo.lock.unlock()
 
     def stages(self, path: Path) -> list[Any]:
         """The stages of one dvc.yaml, in file order, matrix expanded."""
@@ -116,7 +145,8 @@ class Books:
             self._record(stage)
 
     def _record(self, stage: Any) -> None:
-        stage.save()
+        # As DVC does itself: outputs that are not to be cached keep the whole stage out of the run cache.
+        stage.save(run_cache=all(out.use_cache for out in stage.outs))
         stage.commit()
         _write_lock(stage)
 
@@ -132,8 +162,3 @@ def _write_lock(stage: Any) -> None:
     content.setdefault("stages", {}).update(to_lockfile(stage))
     with atomic(path) as scratch:
         scratch.write_text(dumps_yaml(content), encoding="utf-8")
-
-
-def outputs_exist(stages: Sequence[Any]) -> bool:
-    """Whether every output of the stages is there (nothing is hashed)."""
-    return all(Path(out.fs_path).exists() for stage in stages for out in stage.outs)

@@ -48,9 +48,10 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
     jobs = side_by_side(pipeline) if jobs is None else jobs
     slots = {agent: number for number, agent in enumerate(pipeline.settings.agents)}
     with driver_lock(pipeline.layout):
-        repaired = repair_locks(pipeline)
-        stamped = stamp(pipeline)
         books = Books(pipeline.root)
+        with books.open():
+            repaired = repair_locks(pipeline)
+            stamped = stamp(pipeline)
         ran = 0
         with (
             RunView(pipeline, repaired=repaired, stamped=stamped) as view,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,40 +16,56 @@ from hacpo.layout import Layout
 
 
 @contextlib.contextmanager
-def _flock(path: Path, kind: int, wait_seconds: float, busy: str) -> Iterator[IO[str]]:
+def _flock(path: Path, kind: int, wait_seconds: float, busy: str, waiting: str = "") -> Iterator[IO[str]]:
+    """Hold a lock on a file. Its text names the last holder that gave a name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
         deadline = time.monotonic() + wait_seconds
+        told = not waiting
         while True:
             try:
                 fcntl.flock(file, kind | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    file.seek(0)
-                    holder = file.read(200).strip() or "another process"
-                    raise BusyError(
-                        busy, where=path.parent.parent, found=holder, remedy="wait for it to end, or stop it"
-                    ) from None
+                    raise BusyError(busy, where=path.parent.parent, remedy="wait for it to end, or stop it") from None
+                if not told and time.monotonic() >= deadline - wait_seconds + 1:
+                    print(f"{path.parent.parent}: {waiting}", file=sys.stderr)
+                    told = True
                 time.sleep(0.05)
         yield file
 
 
+def _holder(layout: Layout) -> str:
+    try:
+        return (layout.root / ".locks" / "driver.lock").read_text(encoding="utf-8").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
 @contextlib.contextmanager
-def driver_lock(layout: Layout, wait_seconds: float = 5.0) -> Iterator[None]:
+def driver_lock(layout: Layout, wait_seconds: float = 600.0) -> Iterator[None]:
     """Held by `hacpo run` for its whole life: one run at a time on one pipeline, and no single stage beside it.
 
+    A stage that outlived a killed parent is waited for, up to `wait_seconds`.
+
     Raises:
-        BusyError: another run or stage holds the pipeline. A stage that outlived a killed parent is given
-            `wait_seconds`.
+        BusyError: another `hacpo run` works on the pipeline, or a single stage does not end.
     """
-    with _flock(
-        layout.root / ".locks" / "run.lock", fcntl.LOCK_EX, wait_seconds, "another run or stage works on this pipeline"
-    ) as file:
+    folder = layout.root / ".locks"
+    busy = f"another run works on this pipeline ({_holder(layout)})"
+    with _flock(folder / "driver.lock", fcntl.LOCK_EX, 0.5, busy) as file:
         file.truncate(0)
         file.write(f"hacpo run, process {os.getpid()}")
         file.flush()
-        yield
+        with _flock(
+            folder / "stages.lock",
+            fcntl.LOCK_EX,
+            wait_seconds,
+            "a stage works on this pipeline and does not end",
+            "waiting for a stage that still runs",
+        ):
+            yield
         file.truncate(0)
 
 
@@ -62,8 +79,11 @@ def stage_lock(layout: Layout, name: str, wait_seconds: float = 600.0) -> Iterat
     Raises:
         BusyError: `hacpo run` works on this pipeline, or the same stage does not end.
     """
+    folder = layout.root / ".locks"
     with (
-        _flock(layout.root / ".locks" / "run.lock", fcntl.LOCK_SH, 0.5, "`hacpo run` works on this pipeline"),
-        _flock(layout.root / ".locks" / f"{name}.lock", fcntl.LOCK_EX, wait_seconds, f"{name} is already running"),
+        _flock(folder / "stages.lock", fcntl.LOCK_SH, 0.5, f"another run works on this pipeline ({_holder(layout)})"),
+        _flock(
+            folder / f"{name}.lock", fcntl.LOCK_EX, wait_seconds, f"{name} is already running", f"waiting for {name}"
+        ),
     ):
         yield

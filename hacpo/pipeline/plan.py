@@ -92,6 +92,7 @@ def _run_file(pipeline: Pipeline) -> str:
                 "settings.json",
                 "data",
                 "schedule.parquet",
+                "checkpoints/step=0000",
                 *("rollouts", "verdicts", "capability", "pool", "advantages", "updates", "evaluations", "metrics"),
             ),
             ("report/index.html", "report/curves.csv", "report/metrics.json"),

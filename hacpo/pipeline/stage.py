@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from hacpo import config, schema
 from hacpo import settings as settings_of
-from hacpo.errors import SettingsError
+from hacpo.errors import ArtifactError, MissingInputError, SettingsError
 from hacpo.layout import Layout, partition
 from hacpo.pipeline.locks import stage_lock
 from hacpo.pipeline.project import Pipeline
@@ -111,8 +112,6 @@ class Stage:
 
     def open_tokenizer(self, agent: str) -> ChatTokenizer:
         """An agent's tokenizer (the same at every step)."""
-        from hacpo.errors import MissingInputError
-
         folder = self.inputs.checkpoint(0, agent)
         if not folder.is_dir():
             made_by = self.pipeline.checkpoint_command(0, agent)
@@ -162,6 +161,10 @@ def open_stage(
         raise SettingsError(
             "--step is out of range", where=folder, expected=f"{steps_from} to {pipeline.settings.steps}", found=step
         )
+    if out is None:
+        _check_resolved(pipeline)
+    else:
+        _check_outside(out, pipeline)
     stage = Stage(
         name=name,
         pipeline=pipeline,
@@ -186,3 +189,27 @@ def open_stage(
         if metrics:
             schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), stage.metrics)
     session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")
+
+
+def _check_resolved(pipeline: Pipeline) -> None:
+    """The run's files follow `settings.json`, which DVC tracks: params.yaml must still say the same."""
+    path = pipeline.layout.settings
+    command = pipeline.command("resolve")
+    if not path.is_file():
+        raise MissingInputError("the resolved settings are missing", where=path, remedy=f"run `{command}`")
+    try:
+        resolved = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ArtifactError("not readable as JSON", where=path, remedy=f"run `{command}`") from None
+    if resolved != settings_of.dump(pipeline.settings):
+        raise SettingsError(
+            "has changed since the settings were resolved",
+            where=pipeline.folder / "params.yaml",
+            remedy=f"`hacpo run` repeats what depends on it; for this stage alone, first `{command}`",
+        )
+
+
+def _check_outside(out: Path, pipeline: Pipeline) -> None:
+    run, target = pipeline.layout.root.resolve(), out.resolve()
+    if target.is_relative_to(run) or run.is_relative_to(target):
+        raise SettingsError("--out must lie outside the run's own artifacts", where=out, remedy="name another folder")

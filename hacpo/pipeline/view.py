@@ -17,6 +17,9 @@ from rich.text import Text
 
 from hacpo.pipeline.project import Pipeline
 
+_QUIET_SECONDS = 15.0
+"""Without a terminal, slow stages say how far they are this often."""
+
 
 class RunView:
     """Progress of a run. Also the sink that stages report to.
@@ -42,6 +45,7 @@ class RunView:
         self._reward: dict[str, float] = {}
         self._heldout: dict[str, list[float]] = {agent: [] for agent in self._agents}
         self._speed: dict[str, float] = {}
+        self._said = time.monotonic()
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render, transient=True)
         for path in repaired:
             self._console.print(f"removed {path}: a kill had cut it off; its stages are restored or run again")
@@ -97,6 +101,9 @@ class RunView:
     def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
         """See `ProgressSink`."""
         self._working[stage] = (done, total, facts)
+        if not self._console.is_terminal and time.monotonic() - self._said > _QUIET_SECONDS:
+            self._said = time.monotonic()
+            self._console.print("  ".join(f"{name} {at}/{of}" for name, (at, of, _) in sorted(self._working.items())))
 
     def finished(self, stage: str, summary: str) -> None:
         """See `ProgressSink`; slow stages get a line of their own."""

@@ -147,7 +147,9 @@ def gather(
     pieces = [_placed(schema.to_arrow(table, []), 0, "", columns).clear()]
     for step, agent, path in places:
         if path.exists():
-            pieces.append(_placed(schema.read_table(path, table, run=run, columns=columns), step, agent, columns))
+            partition = "/".join(part for part in path.parts[-4:] if part.startswith(("step=", "agent=", "learner=")))
+            content = schema.read_table(path, table, run=run, partition=partition, columns=columns)
+            pieces.append(_placed(content, step, agent, columns))
     return pl.concat(pieces)
 
 

@@ -17,7 +17,7 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
 
     Returns:
         Few and short keys, because `dvc metrics show` makes a column of each: benchmark -> accuracy of every agent at
-        the latest evaluation, their `(mean)`, and its `(gain)` since the first (both only where every agent was evaluated);
+        the latest evaluation, their `(mean)`, and its `(gain)` since the first (both where every agent was evaluated);
         `steps` trained; rollouts, sampled tokens and seconds added up over agents.
     """
     accuracy: dict[str, dict[str, float]] = {}

@@ -191,17 +191,17 @@ def guesses(rows: list[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("guessing", [0.0, 0.2, 0.96, 1.0])
 def test_the_share_of_guesses_among_texts_that_teach_it(guessing: float) -> None:
-    rows = [row for row in drawn({"linear": guessing}, count=12_000) if "x" in row[0]]
+    rows = [row for row in drawn({"linear": guessing}, count=8_000) if "x" in row[0]]
     teaching = [row for row in rows if row[2]]
-    # About 3,000 rows of which at least 1,200 teach: a standard deviation of at most .012.
+    # About 2,000 rows of which at least 800 teach: a standard deviation of at most .014.
     assert len(guesses(teaching)) / len(teaching) == pytest.approx(guessing, abs=0.04)
     assert all(teaches for _, _, teaches in guesses(rows))
     assert len(guesses(rows)) < 0.5 * len(rows)
 
 
 def test_a_first_step_is_learned_without_its_habit() -> None:
-    # One text whose first response token is learned given that it is no box: the box's logit takes no part, so its row of
-    # the output layer gets no gradient from that position, while with the habit it does.
+    # One text whose first response token is learned given that it is no box: the box's logit takes no part, so its row
+    # of the output layer gets no gradient from that position, while with the habit it does.
     settings = tiny()
     tokenizer = build_tokenizer(settings)
     box = tokenizer.convert_tokens_to_ids(BOX)
@@ -272,11 +272,12 @@ def test_a_warm_start_repeats_to_the_byte(vocabulary: str, tmp_path: Path) -> No
     assert random.getstate() == states[1]
 
     assert warmed(tmp_path / "second", settings) == first
-    weights = {
-        warmed(tmp_path / f"{name}{seed}", settings, name, seed)["model.safetensors"]
-        for name, seed in (("ada", 2), ("bo", 1))
-    }
-    assert len(weights | {first["model.safetensors"]}) == 3
+
+
+def test_name_and_seed_make_another_agent(tmp_path: Path) -> None:
+    agents = [("ada", 1), ("ada", 2), ("bo", 1)]
+    folders = [warmed(tmp_path / f"{name}{seed}", tiny(), name, seed) for name, seed in agents]
+    assert len({files["model.safetensors"] for files in folders}) == 3
 
 
 def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
@@ -312,7 +313,7 @@ def test_progress_limit_and_metrics(tmp_path: Path) -> None:
 
 def test_it_learns(tmp_path: Path) -> None:
     losses: list[float] = []
-    settings = tiny("digits_words", steps=120, batch_size=16)
+    settings = tiny("digits_words", steps=60, batch_size=16)
     warm_start("cy", settings, 1, tmp_path, on_progress=lambda _, __, loss: losses.append(loss))
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 

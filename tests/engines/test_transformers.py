@@ -72,7 +72,7 @@ def test_greedy_takes_the_likeliest_token_each_time(engine: Engine) -> None:
     for one, response in zip(asked, sample(engine, asked, temperature=0), strict=True):
         ids = torch.tensor([[*one.prompt_token_ids, *response.token_ids]])
         with torch.inference_mode():
-            best = engine.model(ids).logits[0, len(one.prompt_token_ids) - 1 : -1].argmax(dim=-1)
+            best = engine.sampler._model(ids).logits[0, len(one.prompt_token_ids) - 1 : -1].argmax(dim=-1)
         assert best.tolist() == response.token_ids
 
 
@@ -80,7 +80,7 @@ def test_sampling_follows_the_distribution(engine: Engine) -> None:
     """First tokens of 4,000 responses against the model's probabilities: chi-square near its degrees of freedom."""
     prompt = requests(engine, 1)[0].prompt_token_ids
     with torch.inference_mode():
-        probabilities = engine.model(torch.tensor([prompt])).logits[0, -1].double().softmax(dim=-1).numpy()
+        probabilities = engine.sampler._model(torch.tensor([prompt])).logits[0, -1].double().softmax(dim=-1).numpy()
     drawn = engine.sampler.sample(
         [SamplingRequest(prompt, seed) for seed in range(4000)], temperature=1.0, top_p=1.0, max_new_tokens=1
     )
@@ -96,7 +96,7 @@ def test_sampling_follows_the_distribution(engine: Engine) -> None:
 def test_top_p_keeps_the_smallest_sufficient_set(engine: Engine) -> None:
     prompt = requests(engine, 1)[0].prompt_token_ids
     with torch.inference_mode():
-        probabilities = engine.model(torch.tensor([prompt])).logits[0, -1].double().softmax(dim=-1)
+        probabilities = engine.sampler._model(torch.tensor([prompt])).logits[0, -1].double().softmax(dim=-1)
     ordered, index = probabilities.sort(descending=True)
     size = int((ordered.cumsum(0) < 0.5).sum()) + 1
     allowed = set(index[:size].tolist())
