@@ -177,7 +177,7 @@ def test_a_cut_off_lock_is_repaired(finished_copy: Path, cli: Cli) -> None:
     lock = finished_copy / "pipelines" / "small" / "steps" / "0001" / "dvc.lock"
     whole = lock.read_text()
     expected = contents(finished_copy)
-    for cut in ("", whole[: len(whole) // 2]):
+    for cut in ("", whole[: whole.index("outs:") + 2]):
         lock.write_text(cut)
         result = cli("run", "pipelines/small", "--jobs", "1")
         assert result.code == 0
