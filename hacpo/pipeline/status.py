@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hacpo.layout import Layout
 from hacpo.pipeline.project import Pipeline
 
 
@@ -20,9 +19,11 @@ def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[str, str, Path]]:
     if step == 0:
         outputs = [("warmup", agent, layout.checkpoint(0, agent)) for agent in agents]
     else:
-        outputs = [("generate", agent, layout.rollouts(step, agent)) for agent in agents]
+        outputs = [("prepare", "", layout.prompts(step))]
+        outputs += [("generate", agent, layout.rollouts(step, agent)) for agent in agents]
         outputs += [("verify", agent, layout.verdicts(step, agent)) for agent in agents]
         outputs += [("pool", agent, layout.pool(step, agent)) for agent in agents]
+        outputs += [("advantage", "", layout.capability(step))]
         outputs += [("advantage", "", layout.advantages(step, agent)) for agent in agents]
         outputs += [("update", agent, layout.checkpoint(step, agent)) for agent in agents]
     if evaluated(pipeline.settings, step):
@@ -41,7 +42,7 @@ def next_command(pipeline: Pipeline) -> str | None:
         for stage, agent, output in step_outputs(pipeline, step):
             if not output.exists():
                 named = {} if not agent else {"learner": agent} if stage == "pool" else {"agent": agent}
-                return pipeline.command(stage, None if stage == "warmup" else step, **named)
+                return pipeline.command(stage, None if stage in ("warmup", "prepare") else step, **named)
     return None if (layout.report / "index.html").is_file() else pipeline.command("report")
 
 
@@ -55,11 +56,12 @@ def finished_steps(pipeline: Pipeline) -> int:
     return done
 
 
-def metrics_of(layout: Layout, stage: str, name: str) -> dict[str, float]:
-    """A stage's metrics added up over all steps, for one agent."""
+def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
+    """A stage's metrics added up over the run's steps, for one agent."""
     total: dict[str, float] = {}
-    for path in sorted((layout.root / "metrics" / stage).glob(f"step=*/{name}.json")):
-        for key, value in json.loads(path.read_text()).items():
+    for step in range(pipeline.settings.steps + 1):
+        path = pipeline.layout.metrics(stage, step, agent)
+        for key, value in (json.loads(path.read_text()) if path.is_file() else {}).items():
             total[key] = total.get(key, 0) + value
     return total
 
@@ -94,7 +96,7 @@ def print_status(pipeline: Pipeline) -> None:
     for name in ("agent", "rollouts", "sampled tokens", "sampling s", "update s"):
         table.add_column(name, justify="left" if name == "agent" else "right")
     for agent in settings.agents:
-        sampled, updated = metrics_of(layout, "generate", agent), metrics_of(layout, "update", agent)
+        sampled, updated = totals(pipeline, "generate", agent), totals(pipeline, "update", agent)
         table.add_row(
             agent,
             f"{sampled.get('rollouts', 0):,.0f}",

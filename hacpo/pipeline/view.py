@@ -62,6 +62,8 @@ class RunView:
     ) -> None:
         if self._console.is_terminal:
             self._live.__exit__(kind, error, trace)
+        if kind is None:
+            self._close_step()
         if kind is None and not self._ran:
             self._console.print(f"{self._pipeline.run}: everything is done already ({self._elapsed():.1f} s to see it)")
 
@@ -92,8 +94,6 @@ class RunView:
                         self._heldout[agent] = [*self._heldout[agent][:1], found]
                 if stage == "generate" and metrics.get("seconds"):
                     self._speed[agent] = metrics.get("tokens", 0) / metrics["seconds"]
-        if stages and stages[0] == "report":
-            self._close_step()
 
     # --- called by stages
     # ----------------------------------------------------------------------------------------------
