@@ -1,8 +1,8 @@
 """How much the warm driver saves: `hacpo run` against `dvc repro` on the same steps, interleaved.
 
 Run by hand from the project's root, in its environment: `python benchmarks/run_against_repro.py [--steps 2]
-[--rounds 2]`. Each round runs the smoke pipeline's steps both ways in fresh copies, after one shared warm start; compare
-ratios, not seconds of different machines.
+[--rounds 2]`. Each round runs the smoke pipeline's steps both ways in fresh copies, after one shared warm start;
+compare ratios, not seconds of different machines.
 """
 
 from __future__ import annotations

@@ -5,22 +5,31 @@ from __future__ import annotations
 import typer
 
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import OutOption, PipelineFolder, SetOption
+from hacpo.pipeline.options import LimitOption, OutOption, PipelineFolder, SetOption
 from hacpo.pipeline.stage import open_stage
 
 
 def report(
-    context: typer.Context, pipeline: PipelineFolder, out: OutOption = None, overrides: SetOption = None
+    context: typer.Context,
+    pipeline: PipelineFolder,
+    out: OutOption = None,
+    limit: LimitOption = None,
+    overrides: SetOption = None,
 ) -> None:
-    """Write report/index.html, report/metrics.json and report/curves.csv from what is there, finished or not."""
+    """Write report/index.html, metrics.json and curves.csv from what is there (--limit: problems a step to browse)."""
     from hacpo import schema
 
-    with open_stage("report", context.obj, pipeline, out=out, overrides=overrides or (), metrics=False) as stage:
+    with open_stage(
+        "report", context.obj, pipeline, out=out, limit=limit, overrides=overrides or (), metrics=False
+    ) as stage:
         from hacpo.report import browser, collect, facts, page, summary
 
         layout, folder = stage.inputs, stage.outputs.report
         settings = facts.run_settings(layout, stage.pipeline.settings)
-        settings = settings.model_copy(update={"report": stage.settings.report})
+        shown = stage.settings.report
+        if limit is not None:
+            shown = shown.model_copy(update={"problems_per_step": limit})
+        settings = settings.model_copy(update={"report": shown})
         agents = list(settings.agents)
         found = collect.collect(layout, stage.run, agents, settings.steps)
         schedule = []
