@@ -416,9 +416,10 @@ def test_a_run_without_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_run_that_has_only_just_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = Run(tmp_path, params(["ada", "bo"]))
-    assert "in progress: 0 of 2 steps" in page_of(run).text
     run.prepare()
-    assert "nothing sampled yet" in page_of(run).text
+    page = page_of(run).text
+    assert "in progress: 0 of 2 steps" in page
+    assert "nothing sampled yet" in page
     run.evaluate(0)
     assert "before training" in page_of(run).text
 
