@@ -202,6 +202,17 @@ RECIPES: dict[str, dict[str, Any]] = {
 # ------------------------------------------------------------------------------------------------------------
 
 
+def overridden(algorithm: AlgorithmSettings) -> list[str]:
+    """The keys that differ from the recipe's preset, as `clip.own_low 0.03 (recipe: 0.0003)`."""
+    preset, found = RECIPES[algorithm.recipe], algorithm.model_dump()
+    return [
+        f"{block}.{key} {found[block][key]} (recipe: {value})"
+        for block, values in preset.items()
+        for key, value in values.items()
+        if found[block][key] != value
+    ]
+
+
 class WarmupSettings(Section):
     """Supervised warm start of an agent made from scratch."""
 

@@ -34,7 +34,7 @@ class HacpoError(Exception):
         if facts:
             line += f" ({', '.join(facts)})"
         if remedy:
-            line += f". {remedy[:1].upper()}{remedy[1:]}"
+            line = f"{line.rstrip('.')}. {remedy[:1].upper()}{remedy[1:]}"
         super().__init__(" ".join(line.split()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from hacpo.pipeline.command_line import new_app, run_app
+from hacpo.pipeline.command_line import INTERRUPTED, new_app, run_app
 from hacpo.pipeline.session import Session
 from stages.advantage import advantage
 from stages.evaluate import evaluate
@@ -47,7 +47,9 @@ def execute(arguments: Sequence[str], session: Session) -> None:
     """Run one command inside this process, sharing `session`; errors are raised."""
     import typer
 
-    typer.main.get_command(app).main(args=list(arguments), prog_name="hacpo", standalone_mode=False, obj=session)
+    code = typer.main.get_command(app).main(args=list(arguments), prog_name="hacpo", standalone_mode=False, obj=session)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
 
 
 def main() -> None:

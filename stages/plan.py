@@ -8,6 +8,7 @@ from hacpo.pipeline.options import PipelineFolder
 
 def plan(pipeline: PipelineFolder) -> None:
     """Write the run's dvc.yaml files: safe to repeat, and needed after changing agents, steps or evaluation.every."""
+    from hacpo.config import overridden
     from hacpo.pipeline.bookkeeping import repair_locks
     from hacpo.pipeline.plan import stamp
     from hacpo.pipeline.project import Pipeline
@@ -23,6 +24,9 @@ def plan(pipeline: PipelineFolder) -> None:
         f"{settings.batch.prompts} prompts x {settings.responses_per_prompt} responses and {updates} updates "
         f"per agent and step; {len(changed)} DVC files changed"
     )
+    overrides = overridden(settings.algorithm)
+    if overrides:
+        print(f"overriding the recipe: {', '.join(overrides)}")
 
 
 if __name__ == "__main__":

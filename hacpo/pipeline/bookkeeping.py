@@ -61,6 +61,7 @@ class Books:
                 where=root.resolve(),
                 remedy="run `dvc init` there (without git: `dvc init --no-scm`)",
             ) from None
+        self.restored = 0
         self.repo.lock._friendly = False  # no "waiting to acquire lock" across the live view
 
     @contextmanager
@@ -105,7 +106,9 @@ class Books:
         with self.open():
             if not stage.changed():
                 return False
-            return not self._restored(stage)
+            restored = self._restored(stage)
+            self.restored += restored
+            return not restored
 
     def _restored(self, stage: Any) -> bool:
         from dvc.exceptions import DvcException

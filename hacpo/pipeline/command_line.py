@@ -12,6 +12,9 @@ import typer
 from hacpo.errors import HacpoError
 from hacpo.pipeline.session import Session, die_with_parent, quiet_threads
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 def new_app(**options: Any) -> typer.Typer:
     """A Typer application in the house style."""
@@ -24,7 +27,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
     if "DVC_STAGE" in os.environ:
         die_with_parent()  # a killed `dvc repro` must not leave a stage behind
     try:
-        typer.main.get_command(app).main(
+        code = typer.main.get_command(app).main(
             args=list(arguments) if arguments is not None else None,
             prog_name="hacpo",
             standalone_mode=False,
@@ -36,14 +39,16 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
     except typer.Exit as stop:
         return int(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("hacpo: interrupted; finished stages are kept, the same command continues", file=sys.stderr)
-        return 130
+        code = INTERRUPTED
     except Exception as error:
-        if hasattr(error, "format_message"):  # click's usage errors
-            print(f"hacpo: error: {error.format_message()}", file=sys.stderr)
+        if hasattr(error, "format_message"):  # click's usage errors; without a message it has printed the help
+            if error.format_message():
+                print(f"hacpo: error: {error.format_message()}", file=sys.stderr)
             return 2
         raise
-    return 0
+    if code == INTERRUPTED:  # Typer turns Ctrl-C into this return value
+        print("hacpo: interrupted; finished stages are kept, the same command continues", file=sys.stderr)
+    return code if isinstance(code, int) else 0
 
 
 def main_of(function: Callable[..., None]) -> None:

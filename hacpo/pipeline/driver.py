@@ -60,6 +60,7 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
             for step, group in _groups(pipeline, books, until):
                 view.look_at(step, _title(group[0]))
                 todo = [stage for stage in group if books.changed(stage)]
+                view.restored = books.restored
                 view.plan(step, [_title(stage) for stage in todo])
                 for stage in todo:
                     books.begin(stage)

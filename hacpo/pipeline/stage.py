@@ -153,6 +153,8 @@ def open_stage(
         )
     if limit is not None and limit < 1:
         raise SettingsError("--limit must be at least 1", found=limit)
+    for override in overrides:
+        _check_read(name, agent, override.partition("=")[0])
     pipeline = Pipeline.open(folder, overrides)
     if agent is not None and agent not in pipeline.settings.agents:
         known = ", ".join(pipeline.settings.agents)
@@ -189,6 +191,14 @@ def open_stage(
         if metrics:
             schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), stage.metrics)
     session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")
+
+
+def _check_read(name: str, agent: str | None, key: str) -> None:
+    """An override that the stage does not read would silently do nothing."""
+    read = ["agents" if known == "agent_names" else known for known in settings_of.tracked(name, agent)]
+    dotted = f"{key}."
+    if key != "algorithm.recipe" and not any(dotted.startswith(f"{r}.") or f"{r}.".startswith(dotted) for r in read):
+        raise SettingsError(f"{name} does not read this setting", where=f"--set {key}", expected=", ".join(read))
 
 
 def _check_resolved(pipeline: Pipeline) -> None:

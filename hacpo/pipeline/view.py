@@ -46,6 +46,7 @@ class RunView:
         self._heldout: dict[str, list[float]] = {agent: [] for agent in self._agents}
         self._speed: dict[str, float] = {}
         self._said = time.monotonic()
+        self.restored = 0
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render, transient=True)
         for path in repaired:
             self._console.print(f"removed {path}: a kill had cut it off; its stages are restored or run again")
@@ -65,7 +66,10 @@ class RunView:
         if kind is None:
             self._close_step()
         if kind is None and not self._ran:
-            self._console.print(f"{self._pipeline.run}: everything is done already ({self._elapsed():.1f} s to see it)")
+            again = f", {self.restored} restored from DVC's cache" if self.restored else ""
+            self._console.print(
+                f"{self._pipeline.run}: everything is done already{again} ({self._elapsed():.1f} s to see it)"
+            )
 
     # --- called by the driver ----------------------------------------------------------------------------------------
 
@@ -184,4 +188,4 @@ class RunView:
 
 
 def _arrow(values: Sequence[float]) -> str:
-    return " > ".join(f"{value:.3f}" for value in values) if values else "-"
+    return " -> ".join(f"{value:.3f}" for value in values) if values else "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import signal
@@ -43,20 +44,21 @@ def _serve(connection: Connection, entry: str) -> None:
     module, _, name = entry.partition(":")
     execute: Execute = getattr(importlib.import_module(module), name)
     session = Session(progress=_Sender(connection), driver=True)
-    while True:
-        try:
-            arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            execute(arguments, session)
-            connection.send(("done", ()))
-        except HacpoError as error:
-            connection.send(("failed", (str(error), error.exit_code)))
-        except BaseException as error:
-            import traceback
+    with contextlib.suppress(EOFError, OSError):  # the driver has ended, and so do we
+        while True:
+            connection.send(_outcome(execute, connection.recv(), session))
 
-            connection.send(("crashed", ("".join(traceback.format_exception(error)),)))
+
+def _outcome(execute: Execute, arguments: Sequence[str], session: Session) -> tuple[str, tuple[object, ...]]:
+    try:
+        execute(arguments, session)
+    except HacpoError as error:
+        return "failed", (str(error), error.exit_code)
+    except BaseException as error:
+        import traceback
+
+        return "crashed", ("".join(traceback.format_exception(error)),)
+    return "done", ()
 
 
 class Workers:
