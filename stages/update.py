@@ -35,7 +35,8 @@ def update(
     ) as stage:
         from hacpo.engines.checkpoint import load_model, policy_hash, save_model
         from hacpo.engines.loading import open_model
-        from hacpo.engines.trainer import Trainer, plan_updates, shuffle_seed
+        from hacpo.engines.trainer import Trainer
+        from hacpo.updates import plan_updates, shuffle_seed
 
         settings = stage.settings
         pool = stage.read(stage.inputs.pool(step, agent), schema.POOL, "pool", step=step, learner=agent)

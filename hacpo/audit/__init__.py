@@ -1,0 +1,1 @@
+"""Recomputing a finished run from its files: every number that training used, and every file it left."""
