@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -59,18 +60,67 @@ READS: dict[str, tuple[str, ...]] = {
 # -----------------------------------------------------------------------------------------------------------
 
 
-def read_params(path: Path) -> dict[str, Any]:
-    """The mapping in a params.yaml, as written.
+def files(path: Path) -> list[Path]:
+    """A params.yaml and the files that it `extends`, one after another, nearest first.
 
     Raises:
-        SettingsError: the file is missing, is no YAML, or is no mapping.
+        SettingsError: one is missing or no mapping, or they extend each other in a circle.
     """
+    return [file for file, _ in _chain(path)]
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """The settings in a params.yaml, laid over those of the file that it `extends`.
+
+    Mappings are merged key by key; a key given as null leaves out what the extended file says there (JSON merge patch,
+    RFC 7386); anything else replaces.
+
+    Raises:
+        SettingsError: a file is missing, is no YAML, or is no mapping, or they extend each other in a circle.
+    """
+    result: dict[str, Any] = {}
+    for _, content in reversed(_chain(path)):
+        result = _patched(result, content)
+    return result
+
+
+def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    following: Path | None = path
+    while following is not None:
+        if following.resolve() in [file.resolve() for file, _ in chain]:
+            raise SettingsError("the files extend each other in a circle", where=chain[-1][0], found=following)
+        content = _read_yaml(following, extended_by=chain[-1][0] if chain else None)
+        base = content.pop("extends", None)
+        if base is not None and (not isinstance(base, str) or not base):
+            raise SettingsError("extends: expected a path relative to this file", where=following, found=repr(base))
+        chain.append((following, content))
+        following = None if base is None else Path(os.path.normpath(following.parent / base))
+    return chain
+
+
+def _patched(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            inner = result.get(key)
+            result[key] = _patched(inner if isinstance(inner, Mapping) else {}, value)
+        elif value is None and key in result:
+            del result[key]
+        else:
+            result[key] = value
+    return result
+
+
+def _read_yaml(path: Path, extended_by: Path | None) -> dict[str, Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
         raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if extended_by is not None:
+            raise SettingsError("extends a file that is not there", where=extended_by, found=path) from None
         raise SettingsError(
             "there is no params.yaml", where=path, remedy="name a pipeline folder, for example pipelines/quickstart"
         ) from None

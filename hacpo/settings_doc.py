@@ -18,6 +18,10 @@ Generated from `hacpo/config.py` (`python -m hacpo.settings_doc > docs/settings.
 the `algorithm` block default to their recipe's value (table at the end). `hacpo resolve pipelines/<run>` writes every
 resolved value to `artifacts/<run>/settings.json`, and each table repeats in its metadata (`hacpo.settings`) what its
 stage read. Equations are those of the HACPO paper (arXiv 2603.02604).
+
+`extends: ../base.yaml`, relative to the file that says it, takes everything from another file first. Mappings are
+merged key by key, anything else replaces, and `key: null` leaves out what the other file says there. Runs may be
+grouped in folders: `pipelines/tables/size/hacpo/params.yaml` is the run `tables/size/hacpo`.
 """
 
 

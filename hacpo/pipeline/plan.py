@@ -18,7 +18,6 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.schema import atomic
 
 _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
-_EACH_AGENT = '    matrix: {agent: "${agents}"}\n'
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,15 @@ class _StageEntry:
     agent: str = ""
     """A stage of this agent alone, where agents differ in more than their name."""
 
-    def render(self, run: str, depth: int) -> str:
-        root = f"artifacts/{run}"
+    def render(self, pipeline: Pipeline, below: int) -> str:
+        """The stage in a dvc.yaml that lies `below` so many folders under the pipeline's."""
+        run, root = pipeline.run, f"artifacts/{pipeline.run}"
+        up = "/".join([".."] * (1 + len(run.split("/")) + below))
+        agents = ", ".join(f"'{name}'" for name in pipeline.settings.agents)
         keys = settings_of.tracked(self.reads, self.agent or "${item.agent}") if self.reads else []
-        lines = [f"  {self.name}{self.agent and f'-{self.agent}'}:", _EACH_AGENT.rstrip("\n") if self.matrix else ""]
-        lines += [f"    wdir: {'/'.join(['..'] * depth)}", f"    cmd: hacpo {self.name} pipelines/{run}{self.options}"]
+        lines = [f"  {self.name}{self.agent and f'-{self.agent}'}:"]
+        lines += [f"    matrix: {{agent: [{agents}]}}"] if self.matrix else []
+        lines += [f"    wdir: {up}", f"    cmd: hacpo {self.name} pipelines/{run}{self.options}"]
         deps = [*self.outside, *(f"{root}/{dep}" for dep in self.deps)]
         lines += ["    deps:", *(f"      - {dep}" for dep in deps)] if deps else []
         lines += ["    params:", f"      - {root}/settings.json:"] if keys else []
@@ -50,7 +53,7 @@ class _StageEntry:
         lines += ["    outs:", *(f"      - {root}/{out}" for out in outs)]
         for out in self.uncached:
             lines += [f"      - {root}/{out}:", "          cache: false"]
-        return "\n".join(line for line in lines if line) + "\n"
+        return "\n".join(lines) + "\n"
 
 
 def evaluated(settings: Settings, step: int) -> bool:
@@ -71,10 +74,10 @@ def _evaluate() -> _StageEntry:
 
 
 def _run_file(pipeline: Pipeline) -> str:
-    settings, run = pipeline.settings, pipeline.run
+    settings = pipeline.settings
     sources = tuple(source.path for source in settings.data.sets.values() if source.path is not None)
     entries = [
-        _StageEntry("resolve", "", "", (), ("settings.json",), outside=(f"pipelines/{run}/params.yaml",)),
+        _StageEntry("resolve", "", "", (), ("settings.json",), outside=pipeline.settings_files),
         _StageEntry(
             "prepare",
             "",
@@ -98,7 +101,7 @@ def _run_file(pipeline: Pipeline) -> str:
             ("report/index.html", "report/curves.csv", "report/metrics.json"),
         ),
     ]
-    return _HEADER.format(run=run) + "stages:\n" + "".join(entry.render(run, depth=2) for entry in entries)
+    return _file(pipeline, "", entries, below=0)
 
 
 def _start_file(pipeline: Pipeline) -> str:
@@ -116,7 +119,7 @@ def _start_file(pipeline: Pipeline) -> str:
         )
         for name, agent in pipeline.settings.agents.items()
     ]
-    return _templated(pipeline.run, 0, [*warmups, _evaluate()])
+    return _templated(pipeline, 0, [*warmups, _evaluate()])
 
 
 def _step_file(pipeline: Pipeline, step: int) -> str:
@@ -181,17 +184,16 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
     ]
     if evaluated(pipeline.settings, step):
         entries.append(_evaluate())
-    return _templated(pipeline.run, step, entries)
+    return _templated(pipeline, step, entries)
 
 
-def _templated(run: str, step: int, entries: list[_StageEntry]) -> str:
-    return (
-        _HEADER.format(run=run)
-        + "vars:\n  - ../../params.yaml:agents\n"
-        + f"  - {{step: '{step:04d}', prev: '{max(step - 1, 0):04d}'}}\n"
-        + "stages:\n"
-        + "".join(entry.render(run, depth=4) for entry in entries)
-    )
+def _templated(pipeline: Pipeline, step: int, entries: list[_StageEntry]) -> str:
+    return _file(pipeline, f"vars:\n  - {{step: '{step:04d}', prev: '{max(step - 1, 0):04d}'}}\n", entries, below=2)
+
+
+def _file(pipeline: Pipeline, variables: str, entries: list[_StageEntry], *, below: int) -> str:
+    stages = "".join(entry.render(pipeline, below) for entry in entries)
+    return f"{_HEADER.format(run=pipeline.run)}{variables}stages:\n{stages}"
 
 
 def rendered(pipeline: Pipeline) -> dict[Path, str]:

@@ -12,10 +12,15 @@ from hacpo import settings as settings_of
 from hacpo.errors import SettingsError
 from hacpo.layout import Layout
 
+_PIPELINES, _STEPS = "pipelines", "steps"
+
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One experiment: its folder, its settings and where its artifacts live."""
+    """One experiment: its folder, its settings and where its artifacts live.
+
+    Runs may be grouped in folders: `pipelines/tables/size/hacpo` is the run `tables/size/hacpo`.
+    """
 
     folder: Path
     settings: config.Settings
@@ -28,23 +33,47 @@ class Pipeline:
             SettingsError: the folder is no `pipelines/<run>`, or its params.yaml is not usable.
         """
         folder = folder.parent if folder.name == "params.yaml" else folder
-        resolved = folder.resolve()
-        if resolved.parent.name != "pipelines":
+        parts = _names(folder.resolve())
+        if not parts:
             raise SettingsError("is no pipeline folder", where=folder, expected="<project>/pipelines/<run>")
-        if not config.NAME.fullmatch(resolved.name):
-            raise SettingsError("cannot be the name of a run", where=folder, expected="letters, digits, '-' and '_'")
+        for part in parts:
+            if not config.NAME.fullmatch(part) or part == _STEPS:
+                raise SettingsError(
+                    f"{part!r} cannot be in the name of a run", where=folder, expected="letters, digits, '-' and '_'"
+                )
+        for outer in list(folder.resolve().parents)[: len(parts) - 1]:
+            if (outer / "params.yaml").is_file():
+                raise SettingsError(
+                    "lies inside another run", where=folder, found=outer / "params.yaml", remedy="move one of the two"
+                )
         return cls(folder, settings_of.load(folder / "params.yaml", overrides))
 
     @property
     def run(self) -> str:
-        """The run's name: the folder's."""
-        return self.folder.resolve().name
+        """The run's name: the folder's, below `pipelines`."""
+        return "/".join(_names(self.folder.resolve()))
 
     @property
     def root(self) -> Path:
         """The project's root, relative to the working directory where that is shorter to read."""
-        root = self.folder.resolve().parent.parent
+        resolved = self.folder.resolve()
+        root = resolved.parents[len(_names(resolved))]
         return Path(os.path.relpath(root)) if root.is_relative_to(Path.cwd()) else root
+
+    @property
+    def settings_files(self) -> tuple[str, ...]:
+        """params.yaml and what it extends, relative to the project's root.
+
+        Raises:
+            SettingsError: one lies outside the project, where DVC cannot follow it.
+        """
+        root = self.folder.resolve().parents[len(_names(self.folder.resolve()))]
+        files = []
+        for path in settings_of.files(self.folder / "params.yaml"):
+            if not path.resolve().is_relative_to(root):
+                raise SettingsError("extends a file outside the project", where=self.folder, found=path)
+            files.append(path.resolve().relative_to(root).as_posix())
+        return tuple(files)
 
     @property
     def layout(self) -> Layout:
@@ -63,3 +92,11 @@ class Pipeline:
     def checkpoint_command(self, step: int, agent: str) -> str:
         """The command that makes an agent's checkpoint of a step."""
         return self.command("update", step, agent=agent) if step else self.command("warmup", agent=agent)
+
+
+def _names(resolved: Path) -> tuple[str, ...]:
+    """The folder's path below the innermost `pipelines` folder; empty if it lies in none."""
+    for depth, parent in enumerate(resolved.parents):
+        if parent.name == _PIPELINES:
+            return resolved.parts[-depth - 1 :]
+    return ()
