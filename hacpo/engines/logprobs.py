@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hacpo.engines.head import CHUNK_LOGITS, chunked_logprobs, output_head
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -54,8 +56,25 @@ def collate(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int, 
 def token_logprobs(model: Any, batch: TokenBatch, temperature: float) -> torch.Tensor:
     """log pi(token | prefix) at the sampling temperature, float32 [B, T], 0 where there is no token; differentiable.
 
-    The model's own head computes the logits (some scale or cap them), from the first scored position to the last.
+    Logits that would not fit into one chunk of `hacpo.engines.head` are never held together. Few enough ones come from
+    the model's own forward pass, as do those of a model whose head has an unknown form.
     """
+    targets = batch.targets[batch.mask]
+    vocabulary = model.config.get_text_config().vocab_size
+    head = output_head(model) if batch.targets.numel() * vocabulary > CHUNK_LOGITS else None
+    if head is None:
+        scored = _own_logits(model, batch).float() / temperature
+        chosen = torch.log_softmax(scored, dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    else:
+        hidden = model.get_decoder()(
+            input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
+        ).last_hidden_state
+        chosen = chunked_logprobs(_at_positions(hidden, batch.positions, batch.mask), targets, head, temperature)
+    return torch.zeros_like(batch.targets, dtype=torch.float32).masked_scatter(batch.mask, chosen)
+
+
+def _own_logits(model: Any, batch: TokenBatch) -> torch.Tensor:
+    """Logits at the scored positions, [N, V], by the model's own head (some scale or cap them)."""
     first = int(batch.positions[batch.mask].min())
     last = int(batch.positions.max())
     logits = model(
@@ -64,7 +83,9 @@ def token_logprobs(model: Any, batch: TokenBatch, temperature: float) -> torch.T
         use_cache=False,
         logits_to_keep=torch.arange(first, last + 1, device=batch.input_ids.device),
     ).logits
-    rows = torch.arange(logits.shape[0], device=logits.device).unsqueeze(1)
-    scored = logits[rows, (batch.positions - first).clamp(min=0)][batch.mask].float() / temperature
-    chosen = torch.log_softmax(scored, dim=-1).gather(-1, batch.targets[batch.mask].unsqueeze(-1)).squeeze(-1)
-    return torch.zeros_like(batch.targets, dtype=torch.float32).masked_scatter(batch.mask, chosen)
+    return _at_positions(logits, (batch.positions - first).clamp(min=0), batch.mask)
+
+
+def _at_positions(values: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    rows = torch.arange(values.shape[0], device=values.device).unsqueeze(1)
+    return values[rows, positions][mask]
