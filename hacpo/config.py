@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?")
 """What an agent or run may be called: one path component that is also a DVC stage name."""
 
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""`package.module:function`."""
+
 
 def knob(default: Any = ..., *, doc: str, unit: str = "", source: str = "", **constraints: Any) -> Any:
     """A documented setting; `unit` and `source` (paper, equation) go to docs/settings.md."""
@@ -100,6 +103,10 @@ class ImportanceSettings(Section):
     reference: Literal["source", "self"] = knob(
         doc="Whose old policy a cross ratio divides by: the source's (eq. 11) or the learner's own.", source="eq. 11"
     )
+    score_eos: bool = knob(
+        doc="Score the EOS that ends a response, on both sides (true), or leave it out of the pool (false). A response "
+        "that is nothing but EOS keeps it."
+    )
 
 
 class ClipSettings(Section):
@@ -133,7 +140,17 @@ class LossSettings(Section):
         doc="`mixed`: prompts shuffled, all their responses in one update; `self_first`: own responses in the earlier "
         "updates, cross in the later ones."
     )
+    shuffle: bool = knob(doc="Shuffle a step's prompts before they are split over its updates.")
     kl_coef: float = knob(doc="Weight of the KL penalty to the initial policy (k3 estimator); 0 is off.", ge=0)
+    kl_responses: Literal["all", "own"] = knob(
+        doc="Which responses carry the KL penalty. k3 is unbiased only on the learner's own."
+    )
+    sampler_correction: Literal["none", "truncated"] = knob(
+        doc="Own responses: `truncated` weighs a response's term by min(sampler_correction_cap, p / q), p its "
+        "probability under the training stack and q under the engine that sampled it (truncated importance sampling).",
+        source="TRL `sequence_truncate`, verl `rollout_is: sequence`",
+    )
+    sampler_correction_cap: float = knob(doc="Largest weight under `sampler_correction: truncated`.", gt=0)
 
 
 class AlgorithmSettings(Section):
@@ -159,9 +176,23 @@ _HACPO: dict[str, Any] = {
         "cross_baseline": "source",
         "baseline_guard": True,
     },
-    "importance": {"alpha": 1.0, "ratio_norm": "learner_tokens", "level": "sequence", "reference": "source"},
+    "importance": {
+        "alpha": 1.0,
+        "ratio_norm": "learner_tokens",
+        "level": "sequence",
+        "reference": "source",
+        "score_eos": True,
+    },
     "clip": {"own_low": 3e-4, "own_high": 4e-4, "cross": "stepwise", "cross_delta": 0.2, "cross_step": 0.025},
-    "loss": {"aggregation": "sum", "minibatch_order": "mixed", "kl_coef": 0.0},
+    "loss": {
+        "aggregation": "sum",
+        "minibatch_order": "mixed",
+        "shuffle": True,
+        "kl_coef": 0.0,
+        "kl_responses": "all",
+        "sampler_correction": "none",
+        "sampler_correction_cap": 2.0,
+    },
 }
 _OWN_ONLY: dict[str, Any] = {"rollouts": {"share": False}, "advantage": {"baseline": "joint", "discrepancy": False}}
 
@@ -193,9 +224,22 @@ RECIPES: dict[str, dict[str, Any]] = {
         "no_discrepancy": {"advantage": {"discrepancy": False}},
         "no_clip": {"clip": {"cross": "none"}},
         "no_stepwise": {"clip": {"cross_step": 0.0}},
+        "reference_code": {
+            "capability": {"metric": "positive_rate"},
+            "advantage": {"cross_baseline": "learner"},
+            "importance": {"ratio_norm": "own_tokens", "score_eos": False},
+            "loss": {
+                "aggregation": "mean",
+                "minibatch_order": "self_first",
+                "shuffle": False,
+                "kl_coef": 0.001,
+                "kl_responses": "own",
+            },
+        },
     }.items()
 }
-"""Every recipe of the paper as values of the `algorithm` block (ALGORITHM, "The recipes")."""
+"""Every recipe of the paper as values of the `algorithm` block (ALGORITHM, "The recipes"), and what the authors' code
+does where it differs (docs/reference_code.md)."""
 
 
 # --- agents
@@ -265,7 +309,12 @@ class AgentSettings(Section):
     """One agent: a model folder, or a tiny model made from scratch."""
 
     model: str | None = knob(
-        None, doc="A Hugging Face model folder with tokenizer and chat template, relative to the project's root."
+        None, doc="A Hugging Face model folder with its tokenizer, relative to the project's root."
+    )
+    chat_template: str | None = knob(
+        None,
+        doc="With `model`: a Jinja file, relative to the project's root, instead of the folder's chat template; null: "
+        "the folder's own, or a plain one where it has none (docs/tokenizers.md).",
     )
     tiny: TinySettings | None = knob(None, doc="Make a tiny model from scratch instead.")
 
@@ -273,6 +322,8 @@ class AgentSettings(Section):
     def _one_of(self) -> AgentSettings:
         if (self.model is None) == (self.tiny is None):
             raise ValueError("give exactly one of `model` (a folder) and `tiny` (made from scratch)")
+        if self.chat_template is not None and self.model is None:
+            raise ValueError("`chat_template` belongs to `model`; a `tiny` model is made with its own")
         return self
 
 
@@ -338,15 +389,32 @@ class BatchSettings(Section):
     )
 
 
+class VllmSettings(Section):
+    """How vLLM runs."""
+
+    tensor_parallel: int = knob(1, doc="Processes that share each layer.", unit="processes", ge=1)
+    memory_fraction: float = knob(
+        0.45, doc="Share of a GPU's memory for weights and cache; the rest is for training.", gt=0, le=1
+    )
+    cpu_cache_gib: int = knob(1, doc="On CPU: memory for the cache.", unit="GiB", ge=1)
+    max_model_len: int | None = knob(
+        None, doc="Longest prompt plus response; null: the model's context length.", unit="tokens", ge=1
+    )
+    enforce_eager: bool = knob(False, doc="Neither compile nor capture graphs: a faster start, slower sampling.")
+
+
 class EngineSettings(Section):
     """What samples and scores."""
 
-    name: Literal["transformers"] = knob("transformers", doc="Sampling engine.")
+    name: Literal["auto", "transformers", "vllm"] = knob(
+        "auto", doc="Sampling engine. `auto`: vllm on a GPU where it is installed, else transformers."
+    )
     device: Literal["auto", "cpu", "cuda"] = knob("auto", doc="`auto`: cuda where there is one.")
     dtype: Literal["float32", "bfloat16"] = knob(
         "float32", doc="Of weights and activations; log-probabilities are float32."
     )
     batch_size: int = knob(256, doc="Responses sampled or rescored together.", unit="responses", ge=1)
+    vllm: VllmSettings = VllmSettings()
     threads: int | None = knob(
         None, doc="CPU threads per process; null: all cores. Results are the same bytes only for the same number.", ge=1
     )
@@ -364,8 +432,20 @@ class PoolSettings(Section):
 
 
 class VerificationSettings(Section):
-    """How answers are checked, and how far hostile text gets."""
+    """How responses are rewarded, and how far hostile text gets."""
 
+    reward: str = knob(
+        "math",
+        doc="`math`: 1 where the last box holds the gold answer, else 0. `package.module:function`: what this function "
+        "of yours returns (docs/verification.md).",
+    )
+    max_error_rate: float | None = knob(
+        None,
+        doc="Largest share of `error` and `timeout` among the responses of one table; with more, the stage writes the "
+        "table and fails. null: 0.1 with a function, 1 with `math`.",
+        ge=0,
+        le=1,
+    )
     timeout_seconds: float = knob(
         5.0, doc="Longest time for one response; then its verdict is `timeout`.", unit="s", gt=0
     )
@@ -395,6 +475,24 @@ class VerificationSettings(Section):
         ge=1,
     )
     max_extracted: int = knob(200, doc="Longest `extracted` kept in a table; the rest is cut.", unit="characters", ge=1)
+
+    @property
+    def is_math(self) -> bool:
+        """Whether answers are compared, rather than responses given to a function."""
+        return self.reward == "math"
+
+    @property
+    def error_limit(self) -> float:
+        """`max_error_rate`, or its default: errors come from the text with `math`, from the code with a function."""
+        if self.max_error_rate is not None:
+            return self.max_error_rate
+        return 1.0 if self.is_math else 0.1
+
+    @model_validator(mode="after")
+    def _names_a_function(self) -> VerificationSettings:
+        if not self.is_math and not _FUNCTION.fullmatch(self.reward):
+            raise ValueError(f"reward must be `math` or `package.module:function`, found {self.reward!r}")
+        return self
 
 
 class OptimizerSettings(Section):

@@ -42,6 +42,8 @@ def equivalent(answer: str, gold: str) -> bool:
         UnreadableError: nobody can tell, because the gold answer itself cannot be read.
         TooLargeError: nobody can tell, because a number is too large to be computed with.
     """
+    if answer.strip() == gold.strip():  # even where there is nothing to compare: layout alone, or a full stop
+        return bool(gold.strip())
     answer, gold = tidy(answer), tidy(gold)
     return any(_same(one, other) for other in _readings(gold, answer) for one in _readings(answer, gold))
 

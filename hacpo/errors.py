@@ -74,6 +74,12 @@ class BusyError(HacpoError):
     exit_code = 7
 
 
+class RewardError(HacpoError):
+    """Too many responses could not be judged."""
+
+    exit_code = 9
+
+
 class StorageError(HacpoError):
     """The disk refused a write; nothing was left half-written. `reason` is the system's word for it."""
 

@@ -4,7 +4,8 @@
     cross clip interval [min(1, 1 - delta + m step), 1]     eq. 13, 14; m = updates already done in this step
 
 Log-probabilities are at the sampling temperature, the learner's over its own tokens of the text, the source's over the
-source's, EOS included. They are sums in natural log units (nats).
+source's, in natural log units (nats); whether the EOS that ends a response is among the tokens is decided by the pool
+(`importance.score_eos`).
 
 Legend: `_b` responses of a (micro-)batch, `_t` tokens of a response in the learner's vocabulary, padded.
 """

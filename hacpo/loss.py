@@ -9,7 +9,8 @@ Notation (B responses of a micro-batch, T padded tokens in the learner's vocabul
     sg[.]   stop-gradient
     own     min(s A, c A)       GSPO; GRPO: the same per token, then the mean over tokens
     cross   c sg[c]^alpha A     no outer min: outside the interval there is no gradient, whatever the sign of A
-    loss    - sum_i w_i objective_i + kl_coef sum_i w_i KL_i
+    v       weight from the sampler's to the training stack's distribution (`hacpo.sampler_correction`); 1 if off
+    loss    - sum_i w_i v_i objective_i + kl_coef sum_i w_i KL_i      (KL over all responses, or over own ones)
 
 The loss is a plain sum over rows. All averaging is in the row weights w, which come from counts over the whole update:
 the gradient is the same however an update is cut into micro-batches or spread over processes. Add the losses (a wrapper
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hacpo.config import ClipSettings, ImportanceSettings
+from hacpo.config import ClipSettings, ImportanceSettings, LossSettings
 from hacpo.errors import DataError
 from hacpo.importance import LOG_RATIO_BOUND, bounded_ratio, log_ratio, response_bounds, sum_logprobs
 
@@ -41,7 +42,7 @@ class ResponseBatch:
     learner_logprobs_bt: Tensor
     """The learner's current log-probability of each response token, at the sampling temperature; differentiable."""
     mask_bt: Tensor
-    """bool: true on scored response tokens (EOS included), false on padding; padding may hold anything."""
+    """bool: true on scored response tokens (those of the pool), false on padding; padding may hold anything."""
     source_logprob_b: Tensor
     """float64: sum of the log-probabilities of the old policy the ratio divides by: the source's (eq. 11), or under
     `reference: self` the learner's own before this step's updates."""
@@ -55,10 +56,12 @@ class ResponseBatch:
     """float64."""
     weight_b: Tensor
     """float64: from `row_weights`; 0 for a row that only fills a batch."""
+    sampler_weight_b: Tensor
+    """float64: `hacpo.sampler_correction`; 1 for cross responses, and for all when it is off."""
     old_logprobs_bt: Tensor | None = None
     """The learner's log-probabilities before this step's updates; token-level ratios of own responses need them."""
     initial_logprobs_bt: Tensor | None = None
-    """Log-probabilities under the initial policy; the KL penalty needs them."""
+    """Log-probabilities under the initial policy; the KL penalty needs them, of the responses that carry it."""
 
     def __post_init__(self) -> None:
         shape = self.learner_logprobs_bt.shape
@@ -81,6 +84,7 @@ _DTYPES = {
     "source_logprob_b": torch.float64,
     "effective_advantage_b": torch.float64,
     "weight_b": torch.float64,
+    "sampler_weight_b": torch.float64,
 }
 
 
@@ -102,11 +106,11 @@ class ResponseTerms:
     is_weight_b: Tensor
     """sg[c]^alpha; 1 for own."""
     objective_b: Tensor
-    """This response's term before averaging."""
+    """This response's term before averaging and before the sampler's weight."""
 
 
 def update_loss(
-    batch: ResponseBatch, *, update_index: int, importance: ImportanceSettings, clip: ClipSettings, kl_coef: float
+    batch: ResponseBatch, *, update_index: int, importance: ImportanceSettings, clip: ClipSettings, loss: LossSettings
 ) -> tuple[Tensor, ResponseTerms]:
     """The micro-batch's share of the loss of one update, a float64 scalar to add up, and the terms it is made of.
 
@@ -114,10 +118,17 @@ def update_loss(
         DataError: the settings need log-probabilities that the batch lacks.
     """
     terms = response_terms(batch, update_index=update_index, importance=importance, clip=clip)
-    loss = -(batch.weight_b * terms.objective_b).sum()
-    if kl_coef:
-        loss = loss + kl_coef * (batch.weight_b * kl_to_initial(batch)).sum()
-    return loss, terms
+    total = -(batch.weight_b * batch.sampler_weight_b * terms.objective_b).sum()
+    penalised_b = carries_kl(batch.is_self_b, loss)
+    if penalised_b.any():
+        kl_b = torch.where(penalised_b, kl_to_initial(batch), 0.0)
+        total = total + loss.kl_coef * (batch.weight_b * kl_b).sum()
+    return total, terms
+
+
+def carries_kl(is_self_b: Tensor, settings: LossSettings) -> Tensor:
+    """Which responses carry the KL penalty to the initial policy, bool [B]; none if its coefficient is 0."""
+    return (is_self_b | (settings.kl_responses == "all")) & (settings.kl_coef > 0)
 
 
 def response_terms(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from hacpo.config import PromptSettings
 from hacpo.errors import ArtifactError
 from hacpo.prompts import messages
-from hacpo.retokenize import TextTokenizer, retokenize
+from hacpo.retokenize import Retokenized, TextTokenizer, retokenize
 from hacpo.rollouts import Row, in_order
 
 
@@ -29,6 +29,7 @@ def build_pool(
     tokenizer: PromptTokenizer | None,
     prompt_settings: PromptSettings,
     max_tokens: int | None,
+    score_eos: bool,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
     """Rows of the pool table, by problem, agent and sample.
@@ -40,7 +41,8 @@ def build_pool(
         group_size: responses per problem and source.
         tokenizer: the learner's; may be None if there are only own rollouts.
         max_tokens: longest prompt plus response that the learner can take; None is no limit. Own responses were sampled
-            within it and are always kept.
+            within it and are kept whatever they are, unless they have no token at all.
+        score_eos: whether the EOS that ends a response is part of it, on the source's and on the learner's side.
 
     Raises:
         ArtifactError: rollouts are missing or do not fit together.
@@ -59,12 +61,12 @@ def build_pool(
     rows = []
     for number, (source, row) in enumerate(ordered, start=1):
         prompt = prompts[row["problem_id"]]
-        token_ids, status, roundtrip = row["token_ids"], "kept", True
+        scored = scored_tokens(row, score_eos=score_eos)
+        result = Retokenized(row["token_ids"][:scored], "kept" if scored else "empty", True)
         if source != learner:
             assert tokenizer is not None
             room = 1 << 31 if max_tokens is None else max_tokens - len(prompt)
-            result = retokenize(row["text"], stopped=row["finish_reason"] == "stop", tokenizer=tokenizer, room=room)
-            token_ids, status, roundtrip = result.token_ids, result.status, result.roundtrip
+            result = in_learners_tokens(row, tokenizer, room, score_eos=score_eos)
         rows.append(
             {
                 "rollout_id": row["rollout_id"],
@@ -74,16 +76,33 @@ def build_pool(
                 "is_self": source == learner,
                 "reward": row["reward"],
                 "prompt_token_ids": prompt,
-                "token_ids": token_ids,
+                "token_ids": result.token_ids,
                 # fsum: exactly rounded, so an audit gets the same sum in any order.
-                "source_logprob": math.fsum(row["logprobs"]),
-                "source_tokens": len(row["token_ids"]),
-                "learner_tokens": len(token_ids),
+                "source_logprob": math.fsum(row["logprobs"][:scored]),
+                "source_tokens": scored,
+                "learner_tokens": len(result.token_ids),
                 "text_bytes": len(row["text"].encode("utf-8")),
-                "status": status,
-                "roundtrip": roundtrip,
+                "status": result.status,
+                "roundtrip": result.roundtrip,
             }
         )
         if on_progress and number % 256 == 0:
             on_progress(number, len(ordered))
     return rows
+
+
+def scored_tokens(row: Row, *, score_eos: bool) -> int:
+    """How many of a response's sampled tokens are scored: all, or all but the EOS that ended it.
+
+    A response that is nothing but EOS keeps it: without a token it could not be scored at all.
+    """
+    sampled = len(row["token_ids"])
+    return sampled if score_eos or row["finish_reason"] != "stop" or sampled < 2 else sampled - 1
+
+
+def in_learners_tokens(row: Row, tokenizer: PromptTokenizer, room: int, *, score_eos: bool) -> Retokenized:
+    """A cross response; without scored EOS, one that is nothing but EOS becomes the learner's EOS and is not empty."""
+    stopped = row["finish_reason"] == "stop"
+    if stopped and not score_eos and len(row["token_ids"]) == 1:
+        return Retokenized([tokenizer.eos_token_id], "kept" if room >= 1 else "too_long", True)
+    return retokenize(row["text"], stopped=stopped and score_eos, tokenizer=tokenizer, room=room)

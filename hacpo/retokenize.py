@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, Protocol
 
 Status = Literal["kept", "too_long", "empty", "not_representable", "error"]
 
 
 class TextTokenizer(Protocol):
-    """What retokenising needs of a tokenizer."""
+    """What retokenising needs of a tokenizer.
+
+    Attributes:
+        eos_token_id: what ends a response.
+        unk_token_id: what stands for text that the vocabulary lacks; None if nothing does.
+    """
 
     eos_token_id: int
     unk_token_id: int | None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text: no special tokens added, none recognised in the text."""
+        """Token ids of text that continues a prompt: nothing added, no control token recognised in it."""
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of token ids, exactly."""
@@ -54,20 +60,23 @@ def retokenize(text: str, *, stopped: bool, tokenizer: TextTokenizer, room: int)
 
     Returns:
         `not_representable` if the vocabulary lacks something in the text (an unknown token, or a decode that differs in
-        more than white space and Unicode normal form); `empty` if there is no text; `too_long` if it does not fit;
-        `error` if the tokenizer itself fails on the text; else `kept`.
+        more than white space and Unicode normal form, case and accents included); `empty` if there is no text;
+        `too_long` if it does not fit; `error` if the tokenizer itself fails on the text; else `kept`.
     """
     if not text:
         return Retokenized([], "empty", True)
     try:
         token_ids = tokenizer.encode(text)
         decoded = tokenizer.decode(token_ids)
-    except Exception:
-        # Tokenizers are third-party code and the text is a model's: whatever it raises costs this one response.
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        # Tokenizers are third-party code and the text is a model's: whatever it raises costs this one response. A panic
+        # in the `tokenizers` library arrives as a BaseException of its own.
         return Retokenized([], "error", False)
     roundtrip = decoded == text
     unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in token_ids
-    if not token_ids or (not roundtrip and (unknown or _skeleton(decoded) != _skeleton(text))):
+    if not token_ids or unknown or (not roundtrip and _skeleton(decoded) != _skeleton(text)):
         return Retokenized([], "not_representable", roundtrip)
     if stopped:
         token_ids = [*token_ids, tokenizer.eos_token_id]
@@ -75,5 +84,13 @@ def retokenize(text: str, *, stopped: bool, tokenizer: TextTokenizer, room: int)
 
 
 def _skeleton(text: str) -> str:
-    """Text without the differences that a tokenizer's normaliser may make: white space and Unicode form."""
-    return "".join(unicodedata.normalize("NFKC", text).split())
+    """Text without the differences that a tokenizer's normaliser may make: white space and Unicode form (NFKD).
+
+    `unicodedata.normalize` orders a run of combining marks in quadratic time, and a text of one such run would take
+    minutes. Letters are decomposed one by one, which is the same, and each run is sorted.
+    """
+    letters = (part for letter in text for part in unicodedata.normalize("NFKD", letter) if not part.isspace())
+    runs = groupby(letters, key=lambda part: unicodedata.combining(part) == 0)
+    return "".join(
+        part for starters, run in runs for part in (run if starters else sorted(run, key=unicodedata.combining))
+    )

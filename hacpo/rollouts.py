@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hacpo.errors import ArtifactError
+from hacpo.sampler_correction import sequence_log_weight, truncated_weight
 
 Row = dict[str, Any]
 
@@ -38,14 +39,25 @@ def with_rewards(rollouts: Sequence[Row], verdicts: Sequence[Row]) -> list[Row]:
     return [{**row, "reward": rewards[row["rollout_id"]]} for row in rollouts]
 
 
-def training_rows(pool: Sequence[Row], advantages: Sequence[Row], own: Sequence[Row], *, where: object) -> list[Row]:
-    """Rows of the pool with their `effective_advantage`, and own ones with their `old_logprobs`.
+def training_rows(
+    pool: Sequence[Row],
+    advantages: Sequence[Row],
+    own: Sequence[Row],
+    *,
+    sampler_cap: float | None,
+    where: object,
+) -> list[Row]:
+    """Rows of the pool with their `effective_advantage` and `sampler_weight`, and own ones with their `old_logprobs`.
+
+    Args:
+        own: the learner's rollouts: rollout_id, logprobs and, with a `sampler_cap`, sampler_logprobs.
+        sampler_cap: largest weight of an own response (`hacpo.sampler_correction`); None: every weight is 1.
 
     Raises:
-        ArtifactError: the tables do not hold the same responses.
+        ArtifactError: the tables do not hold the same responses, or not the same tokens of them.
     """
     worth = {row["rollout_id"]: row["effective_advantage"] for row in advantages}
-    old = {row["rollout_id"]: row["logprobs"] for row in own}
+    old = {row["rollout_id"]: row for row in own}
     alone = (worth.keys() ^ {row["rollout_id"] for row in pool}) | (
         old.keys() ^ {row["rollout_id"] for row in pool if row["is_self"]}
     )
@@ -57,9 +69,32 @@ def training_rows(pool: Sequence[Row], advantages: Sequence[Row], own: Sequence[
             remedy="repeat pool and advantage of this step",
         )
     return [
-        {**row, "effective_advantage": worth[row["rollout_id"]], "old_logprobs": old.get(row["rollout_id"])}
+        {
+            **row,
+            "effective_advantage": worth[row["rollout_id"]],
+            **_own_columns(row, old.get(row["rollout_id"]), sampler_cap, where),
+        }
         for row in pool
     ]
+
+
+def _own_columns(row: Row, rollout: Row | None, sampler_cap: float | None, where: object) -> Row:
+    if rollout is None:
+        return {"old_logprobs": None, "sampler_weight": 1.0}
+    scored = len(row["token_ids"])  # without the EOS that pool left out, if it did (`importance.score_eos`)
+    if not 0 <= len(rollout["logprobs"]) - scored <= 1:
+        raise ArtifactError(
+            "pool and rollouts do not hold the same tokens",
+            where=where,
+            expected=f"{len(rollout['logprobs'])} tokens of {row['rollout_id']!r}, or one less",
+            found=scored,
+            remedy="repeat pool of this step",
+        )
+    logprobs = rollout["logprobs"][:scored]
+    if sampler_cap is None:
+        return {"old_logprobs": logprobs, "sampler_weight": 1.0}
+    log_weight = sequence_log_weight(logprobs, rollout["sampler_logprobs"][:scored])
+    return {"old_logprobs": logprobs, "sampler_weight": truncated_weight(log_weight, sampler_cap)}
 
 
 def in_order(

@@ -98,6 +98,7 @@ VERDICTS = Table(
         answer=pa.string(),
         problem_id=pa.string(),
         sample=pa.int16(),
+        message=(pa.string(), None),
     ),
     ("rollout_id",),
 )
@@ -159,6 +160,7 @@ TRACE = Table(
         clipped=pa.bool_(),
         is_weight=pa.float64(),
         objective=pa.float64(),
+        sampler_weight=pa.float64(),
     ),
     ("rollout_id", "update"),
 )
@@ -174,6 +176,7 @@ EVALUATIONS = Table(
         reward=pa.float32(),
         verdict=pa.string(),
         extracted=(pa.string(), None),
+        message=(pa.string(), None),
     ),
     ("benchmark", "problem_id", "sample"),
 )

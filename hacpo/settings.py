@@ -18,8 +18,16 @@ READS: dict[str, tuple[str, ...]] = {
     "prepare": ("seed", "steps", "data", "batch.prompts"),
     "warmup": ("seed", "agents.{agent}", "engine.threads"),
     "generate": ("seed", "sampling", "algorithm.rollouts", "prompt", "engine", "storage"),
-    "verify": ("verification", "storage"),
-    "pool": ("agent_names", "pool", "prompt", "sampling.group_size", "algorithm.rollouts", "storage"),
+    "verify": ("verification", "data.train", "storage"),
+    "pool": (
+        "agent_names",
+        "pool",
+        "prompt",
+        "sampling.group_size",
+        "algorithm.rollouts",
+        "algorithm.importance.score_eos",
+        "storage",
+    ),
     "advantage": (
         "agent_names",
         "sampling.group_size",

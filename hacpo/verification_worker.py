@@ -1,12 +1,16 @@
-"""The process in which answers are compared: `python -m hacpo.verification_worker`, one JSON line in, one out.
+"""The process in which responses are judged: `python -m hacpo.verification_worker`, one JSON line in, one out.
 
-The process that `hacpo.reward` starts imports the mathematics library once and then only supervises. The comparing is
-done by a child that it forks (it has no threads, and no torch): a child that exceeds its time or memory is killed from
-outside, which no code in it can prevent, and the next one is there in milliseconds, because nothing has to be imported
-again.
+Without arguments it compares answers: a question is [answer, gold answer]. With `package.module:function` and the
+project's root it calls that function: a question is [row of the problems table as JSON, response, finish reason].
 
-A request is `{"answer", "gold", "seconds", "bytes"}`, a reply `{"verdict"}`: `correct`, `wrong`, `timeout` or `error`.
-The first line out is `{"ready": true}`. Both processes end when the one above them does, however it ends.
+The process that `hacpo.verification_pool` starts imports the mathematics library, or the function's module, once and
+then only supervises. The judging is done by a child that it forks: a child that exceeds its time or memory is killed
+from outside, which no code in it can prevent, and the next one is there in milliseconds, because nothing has to be
+imported again.
+
+A request is `{"question", "seconds", "bytes"}`, a reply `{"reward", "verdict", "message"}` (`hacpo.judgement`). The
+first line out is `{"ready": true}`, or `{"refused": "why"}` where the function cannot be used. Both processes end when
+the one above them does, however it ends.
 """
 
 from __future__ import annotations
@@ -21,8 +25,13 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hacpo.judgement import Judgement, failure
 
 _POLL_SECONDS = 0.05
 _RENEW_AFTER = 2000
@@ -34,35 +43,94 @@ _WARM_UP = [
     ("x>2", r"(2,\infty)"),
     ("y=x", "x-y=0"),
 ]
+_IMPORT_SECONDS = 180
+"""Longer than any caller waits."""
 _PAGE = resource.getpagesize()
+_SUBREAPER, _DEATH_SIGNAL = 36, 1
+"""PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG of prctl(2)."""
+
+_Judge = Callable[[Sequence[str]], Judgement]
 
 
 def main() -> None:
     """Answers requests until standard input or the process above ends."""
     replies = os.dup(1)
-    os.dup2(2, 1)  # nothing that a library prints may be taken for a reply
+    os.dup2(2, 1)  # nothing that a library or a reward function prints may be taken for a reply
     requests = _Requests()
-    from hacpo.equivalence import equivalent
-
-    for answer, gold in _WARM_UP:  # fills the caches that every child then shares
-        equivalent(answer, gold)
+    _control(_SUBREAPER, 1)  # what a reward function leaves running becomes ours to end
+    try:
+        judge = _opened(sys.argv[1:])
+    except _RefusedError as refusal:
+        os.write(replies, json.dumps({"refused": str(refusal)}).encode() + b"\n")
+        return
     gc.freeze()
+    kept = _children()
     os.write(replies, b'{"ready": true}\n')
     child: _Child | None = None
     try:
         for line in requests.lines():
             request = json.loads(line)
-            child = child or _Child(int(request["bytes"]), replies)
-            verdict = child.ask(line, float(request["seconds"]), requests)
+            child = child or _Child(judge, int(request["bytes"]), replies)
+            judgement = child.ask(line, float(request["seconds"]), requests)
             if child.is_spent:
                 child.kill()
                 child = None
-            os.write(replies, json.dumps({"verdict": verdict}).encode() + b"\n")
+                _end(_children() - kept)
+            os.write(replies, json.dumps(asdict(judgement)).encode() + b"\n")
     except _CallerGoneError:
         pass
     finally:
         if child is not None:
             child.kill()
+        _end(_children() - kept)
+
+
+class _RefusedError(Exception):
+    """The reward function cannot be used; the message says why."""
+
+
+def _opened(arguments: Sequence[str]) -> _Judge:
+    """What judges in every child, its libraries loaded and their caches filled, for all children to share."""
+    if not arguments:
+        from hacpo.equivalence import equivalent
+
+        for answer, gold in _WARM_UP:
+            equivalent(answer, gold)
+        return _compare
+    from hacpo import reward_function
+
+    name, root = arguments
+    signal.alarm(_IMPORT_SECONDS)  # nobody may be left to end an import that hangs
+    try:
+        function = reward_function.load(name, Path(root))
+    except reward_function.UnusableError as error:
+        raise _RefusedError(str(error)) from error
+    finally:
+        signal.alarm(0)
+    return partial(_call, function)
+
+
+def _compare(question: Sequence[str]) -> Judgement:
+    from hacpo.equivalence import equivalent
+
+    answer, gold = question
+    try:
+        return Judgement(1.0, "correct") if equivalent(answer, gold) else Judgement(0.0, "wrong")
+    except Exception as error:  # an unreadable gold answer, a number too large, recursion, memory: nothing is known
+        return failure(_REASONS.get(type(error).__name__, f"the comparison raised {type(error).__name__}"))
+
+
+_REASONS = {
+    "UnreadableError": "the gold answer cannot be read",
+    "TooLargeError": "a number is too large to be computed with",
+}
+
+
+def _call(function: Any, question: Sequence[str]) -> Judgement:
+    from hacpo.reward_function import judge
+
+    problem, response, finish_reason = question
+    return judge(function, json.loads(problem), response, finish_reason)
 
 
 class _CallerGoneError(Exception):
@@ -101,17 +169,17 @@ class _Requests:
 
 
 class _Child:
-    """A forked process that compares one pair after another."""
+    """A forked process that judges one response after another."""
 
-    def __init__(self, memory_bytes: int, inherited: int) -> None:
+    def __init__(self, judge: _Judge, memory_bytes: int, inherited: int) -> None:
         requests_out, requests_in = os.pipe()
         replies_out, replies_in = os.pipe()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            for descriptor in (requests_in, replies_out, inherited, 0):
+            for descriptor in (requests_in, replies_out, inherited):
                 os.close(descriptor)
-            _serve(requests_out, replies_in, memory_bytes, parent)
+            _serve(judge, requests_out, replies_in, memory_bytes, parent)
         os.close(requests_out)
         os.close(replies_in)
         self._requests, self._replies = requests_in, replies_out
@@ -120,24 +188,26 @@ class _Child:
         self._asked = 0
         self.is_spent = False
 
-    def ask(self, line: bytes, seconds: float, requests: _Requests) -> str:
-        """The child's verdict, or why there is none: `timeout`, `error`."""
+    def ask(self, line: bytes, seconds: float, requests: _Requests) -> Judgement:
+        """The child's judgement, or why there is none: `timeout`, `error`."""
         deadline = time.monotonic() + seconds
         self._asked += 1
         self.is_spent = True  # until it has answered in time and in bounds
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._requests, line)
+            unsent = memoryview(line)
+            while unsent:
+                unsent = unsent[os.write(self._requests, unsent) :]
         while (left := deadline - time.monotonic()) > 0:
             answered = requests.listen([self._replies], min(left, _POLL_SECONDS))
             if self._grown() > self._memory:
-                return "error"
+                return failure(f"it took more than {self._memory >> 20} MiB of memory")
             if answered:
                 reply = os.read(self._replies, 4096)
                 if not reply.endswith(b"\n"):
-                    return "error"  # it died
+                    return failure("the process died of it")
                 self.is_spent = self._asked >= _RENEW_AFTER or self._grown() > self._memory // 2
-                return str(json.loads(reply)["verdict"])
-        return "timeout"
+                return Judgement(**json.loads(reply))
+        return failure(f"no verdict after {seconds:g} s", "timeout")
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -159,28 +229,41 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def _serve(requests: int, replies: int, memory_bytes: int, parent: int) -> NoReturn:
+def _control(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _children() -> set[int]:
+    """The processes below this one; none where there is no /proc."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
+            return {int(pid) for pid in children.read().split()}
+    except OSError:
+        return set()
+
+
+def _end(pids: set[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _serve(judge: _Judge, requests: int, replies: int, memory_bytes: int, parent: int) -> NoReturn:
     """The child's life; it never returns, for what a fork has inherited must not be cleaned up twice."""
     try:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the supervisor
+        _control(_DEATH_SIGNAL, signal.SIGKILL)  # end with the supervisor
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):  # what is printed for every response would fill the disk in time
+            os.dup2(nowhere, standard)
         if os.getppid() == parent:
             _limit_memory(memory_bytes)
             for line in os.fdopen(requests, "rb"):
-                request = json.loads(line)
-                verdict = _verdict(str(request["answer"]), str(request["gold"]))
-                os.write(replies, json.dumps({"verdict": verdict}).encode() + b"\n")
+                judgement = judge(json.loads(line)["question"])
+                os.write(replies, json.dumps(asdict(judgement)).encode() + b"\n")
     finally:
         os._exit(0)
-
-
-def _verdict(answer: str, gold: str) -> str:
-    from hacpo.equivalence import equivalent
-
-    try:
-        return "correct" if equivalent(answer, gold) else "wrong"
-    except Exception:  # an unreadable gold answer, a number too large, recursion, memory: nothing is known
-        return "error"
 
 
 def _limit_memory(memory_bytes: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hacpo.pipeline.command_line import INTERRUPTED, new_app, run_app
 from hacpo.pipeline.session import Session
 from stages.advantage import advantage
+from stages.audit import audit
 from stages.evaluate import evaluate
 from stages.generate import generate
 from stages.plan import plan
@@ -16,10 +17,12 @@ from stages.prepare import prepare
 from stages.report import report
 from stages.resolve import resolve
 from stages.run import run
+from stages.show import show
 from stages.status import status
 from stages.update import update
 from stages.verify import verify
 from stages.warmup import warmup
+from stages.what_if import what_if
 
 app = new_app(
     help="Train several language models together: HACPO as stages with file artifacts. "
@@ -39,6 +42,9 @@ for command in (
     update,
     evaluate,
     report,
+    audit,
+    show,
+    what_if,
 ):
     app.command()(command)
 

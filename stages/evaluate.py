@@ -20,7 +20,7 @@ def evaluate(
 ) -> None:
     """Write evaluations/step=<step>/agent=<name>; step 0 is the start."""
     from hacpo import schema
-    from hacpo.reward import Request, Verifier
+    from hacpo.reward import Request, Verdict, Verifier, check_error_rate
 
     with open_stage(
         "evaluate", context.obj, pipeline, step=step, agent=agent, out=out, limit=limit, overrides=overrides or ()
@@ -31,15 +31,17 @@ def evaluate(
         from hacpo.seeds import derive_seed
 
         settings = stage.settings
-        engine = open_engine(
-            stage.session.models,
-            agent,
-            stage.inputs.checkpoint(step, agent),
-            settings.engine,
-            stage.pipeline.checkpoint_command(step, agent),
-        )
         rows = []
-        with Verifier(settings.verification) as verifier:
+        judged: list[Verdict] = []
+        # First of all: a reward function that cannot be used must not cost the sampling.
+        with Verifier(settings.verification, stage.pipeline.root) as verifier:
+            engine = open_engine(
+                stage.session.models,
+                agent,
+                stage.inputs.checkpoint(step, agent),
+                settings.engine,
+                stage.pipeline.checkpoint_command(step, agent),
+            )
             for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
                 path = stage.inputs.problems(benchmark.data)
                 problems = stage.read(path, schema.PROBLEMS, "prepare").to_pylist()[:limit]
@@ -67,7 +69,13 @@ def evaluate(
                 texts = [engine.tokenizer.decode(response.token_ids) for response in responses]
                 verdicts = verifier.verify(
                     [
-                        Request(f"{problem['problem_id']}/{sample}", text, response.finish_reason, problem["answer"])
+                        Request(
+                            f"{problem['problem_id']}/{sample}",
+                            text,
+                            response.finish_reason,
+                            problem["answer"],
+                            problem,
+                        )
                         for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
                     ]
                 )
@@ -82,11 +90,13 @@ def evaluate(
                         "reward": verdict.reward,
                         "verdict": verdict.verdict,
                         "extracted": verdict.extracted,
+                        "message": verdict.message,
                     }
                     for (problem, sample), text, response, verdict in zip(
                         asked, texts, responses, verdicts, strict=True
                     )
                 ]
+                judged += verdicts
                 stage.metrics[f"{name}.accuracy"] = sum(v.reward for v in verdicts) / len(verdicts)
                 stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
         stage.write(
@@ -97,6 +107,7 @@ def evaluate(
             agent=agent,
             rows_per_shard=settings.storage.rows_per_shard,
         )
+        check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(step, agent))
         stage.summary = ", ".join(
             f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks
         )

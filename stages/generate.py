@@ -33,11 +33,10 @@ def generate(
         overrides=overrides or (),
         steps_from=1,
     ) as stage:
-        import numpy as np
-
         from hacpo.engines.base import SamplingRequest
         from hacpo.engines.loading import open_engine
         from hacpo.prompts import messages
+        from hacpo.sampler_correction import sampler_metrics
         from hacpo.seeds import derive_seed
 
         settings = stage.settings
@@ -97,14 +96,13 @@ def generate(
             rows_per_shard=settings.storage.rows_per_shard,
         )
         tokens = sum(len(response.token_ids) for response in responses)
-        difference = np.abs(np.concatenate([r.logprobs for r in responses]) - np.concatenate(logprobs))
         stage.metrics |= {
+            **engine.metrics,
             "rollouts": len(responses),
             "tokens": tokens,
             "prompt_tokens": sum(len(request.prompt_token_ids) for request in requests),
             "truncated": sum(response.finish_reason == "length" for response in responses) / len(responses),
-            "sampler_difference_mean": float(difference.mean()),
-            "sampler_difference_max": float(difference.max()),
+            **sampler_metrics(logprobs, [response.logprobs for response in responses]),
         }
         stage.summary = f"{len(responses)} rollouts, {tokens} tokens"
 

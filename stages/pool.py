@@ -73,6 +73,7 @@ def pool(
             tokenizer=tokenizer,
             prompt_settings=settings.prompt,
             max_tokens=max_tokens,
+            score_eos=settings.algorithm.importance.score_eos,
             on_progress=stage.progress,
         )
         stage.write(

@@ -39,6 +39,8 @@ def update(
         from hacpo.updates import plan_updates, shuffle_seed
 
         settings = stage.settings
+        loss = settings.algorithm.loss
+        sampler_cap = loss.sampler_correction_cap if loss.sampler_correction == "truncated" else None
         pool = stage.read(stage.inputs.pool(step, agent), schema.POOL, "pool", step=step, learner=agent)
         advantages = stage.read(
             stage.inputs.advantages(step, agent),
@@ -52,11 +54,13 @@ def update(
             stage.inputs.rollouts(step, agent),
             schema.ROLLOUTS,
             "generate",
-            columns=["rollout_id", "logprobs"],
+            columns=["rollout_id", "logprobs", *(["sampler_logprobs"] if sampler_cap is not None else [])],
             step=step,
             agent=agent,
         )
-        rows = training_rows(pool.to_pylist(), advantages.to_pylist(), own.to_pylist(), where=stage.title)
+        rows = training_rows(
+            pool.to_pylist(), advantages.to_pylist(), own.to_pylist(), sampler_cap=sampler_cap, where=stage.title
+        )
         rows = first_problems(rows, limit)
 
         before = stage.inputs.checkpoint(step - 1, agent)
@@ -74,17 +78,15 @@ def update(
             settings.algorithm,
             settings.optimizer,
             settings.sampling.temperature,
-            initial_model=load_model(stage.inputs.checkpoint(0, agent), settings.engine)
-            if settings.algorithm.loss.kl_coef
-            else None,
+            initial_model=load_model(stage.inputs.checkpoint(0, agent), settings.engine) if loss.kl_coef else None,
         )
         if (before / "trainer").is_dir():
             trainer.load(before / "trainer")
         plan = plan_updates(
             rows,
             updates=settings.updates_per_step,
-            order=settings.algorithm.loss.minibatch_order,
-            seed=shuffle_seed(settings.seed, step, agent),
+            order=loss.minibatch_order,
+            seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
         )
         trace, metrics = trainer.train(plan, stage.progress)
         order = {row["rollout_id"]: number for number, row in enumerate(rows)}

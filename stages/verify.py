@@ -1,4 +1,4 @@
-"""verify: check the answer of every rollout of one agent and reward it."""
+"""verify: reward every rollout of one agent, by its answer or by a function of the user's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def verify(
     """Write verdicts/step=<step>/agent=<name>."""
     from hacpo import schema
     from hacpo.errors import ArtifactError
-    from hacpo.reward import Request, Verifier
+    from hacpo.reward import Request, Verifier, check_error_rate
     from hacpo.rollouts import first_problems
 
     with open_stage(
@@ -56,11 +56,30 @@ def verify(
                 found=repr(min(foreign)),
                 remedy=f"repeat `{stage.pipeline.command('generate', step, agent=agent)}`",
             )
+        settings = stage.settings
+        problems = {}
+        if not settings.verification.is_math:
+            path = stage.inputs.problems(settings.data.train)
+            rows = stage.read(path, schema.PROBLEMS, "prepare").to_pylist()
+            problems = {row["problem_id"]: row for row in rows if row["problem_id"] in answers}
+            if answers.keys() - problems.keys():
+                raise ArtifactError(
+                    "the step's prompts are of problems that are not in the training set",
+                    where=path,
+                    found=repr(min(answers.keys() - problems.keys())),
+                    remedy=f"repeat `{stage.pipeline.command('prepare')}`",
+                )
         requests = [
-            Request(row["rollout_id"], row["text"], row["finish_reason"], answers[row["problem_id"]])
+            Request(
+                row["rollout_id"],
+                row["text"],
+                row["finish_reason"],
+                answers[row["problem_id"]],
+                problems.get(row["problem_id"]),
+            )
             for row in rollouts
         ]
-        with Verifier(stage.settings.verification) as verifier:
+        with Verifier(settings.verification, stage.pipeline.root) as verifier:
             verdicts = verifier.verify(requests, on_progress=stage.progress)
         stage.write(
             stage.outputs.verdicts(step, agent),
@@ -73,11 +92,13 @@ def verify(
                 "answer": [request.answer for request in requests],
                 "problem_id": [row["problem_id"] for row in rollouts],
                 "sample": [row["sample"] for row in rollouts],
+                "message": [verdict.message for verdict in verdicts],
             },
             step=step,
             agent=agent,
-            rows_per_shard=stage.settings.storage.rows_per_shard,
+            rows_per_shard=settings.storage.rows_per_shard,
         )
+        check_error_rate(verdicts, settings.verification, where=stage.outputs.verdicts(step, agent))
         counts = Counter(verdict.verdict for verdict in verdicts)
         stage.metrics |= {f"verdict.{name}": count for name, count in sorted(counts.items())}
         stage.metrics["accuracy"] = sum(verdict.reward for verdict in verdicts) / len(verdicts)

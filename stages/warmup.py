@@ -27,6 +27,7 @@ def warmup(
         with schema.atomic(stage.outputs.checkpoint(0, agent)) as scratch:
             scratch.mkdir()
             if settings.model is not None:
+                from hacpo.engines.chat_templates import settle_chat
                 from hacpo.engines.checkpoint import copy_model_folder
                 from hacpo.errors import ModelError
 
@@ -35,8 +36,13 @@ def warmup(
                     raise ModelError(
                         "the model folder is missing", where=source, remedy=f"correct agents.{agent}.model"
                     )
+                template = None if settings.chat_template is None else stage.pipeline.root / settings.chat_template
+                if template is not None and not template.is_file():
+                    raise ModelError(
+                        "the chat template is missing", where=template, remedy=f"correct agents.{agent}.chat_template"
+                    )
                 copy_model_folder(source, scratch)
-                stage.summary = f"taken from {settings.model}"
+                stage.summary = ", ".join([f"taken from {settings.model}", *settle_chat(scratch, source, template)])
             elif settings.tiny is not None:
                 import torch
 
@@ -53,9 +59,6 @@ def warmup(
                     limit=stage.limit,
                 )
                 stage.summary = f"made from scratch, final loss {stage.metrics['loss']:.3f}"
-            from hacpo.engines.tokenizers import ChatTokenizer
-
-            ChatTokenizer(scratch).render("warmup", [{"role": "user", "content": "1+1=?"}])
 
 
 if __name__ == "__main__":

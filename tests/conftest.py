@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,6 +145,30 @@ def finished_copy(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copytree(finished, root, symlinks=True)
     monkeypatch.chdir(root)
     return root
+
+
+def train(cli: Cli, run: str, agents: Sequence[str], steps: int = 1) -> Path:
+    """Train stage by stage, without evaluations or a report; returns the run's artifacts."""
+    pipeline = f"pipelines/{run}"
+
+    def each(*words: object) -> None:
+        result = cli(*words)
+        assert result.code == 0, result.err
+
+    for name in ("resolve", "prepare"):
+        each(name, pipeline)
+    for agent in agents:
+        each("warmup", pipeline, "--agent", agent)
+    for step in range(1, steps + 1):
+        for name in ("generate", "verify"):
+            for agent in agents:
+                each(name, pipeline, "--step", step, "--agent", agent)
+        for agent in agents:
+            each("pool", pipeline, "--step", step, "--learner", agent)
+        each("advantage", pipeline, "--step", step)
+        for agent in agents:
+            each("update", pipeline, "--step", step, "--agent", agent)
+    return Path("artifacts") / run
 
 
 def contents(root: Path, run: str = "small") -> dict[str, bytes]:

@@ -189,7 +189,6 @@ def test_damaged_or_foreign_shards_are_refused(
     ("spoil", "says"),
     [
         (lambda folder: (folder / "tokenizer.json").unlink(), "no usable tokenizer"),
-        (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
         (lambda folder: (folder / "config.json").unlink(), "is no model folder: it has no config.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no *.safetensors weights"),
     ],

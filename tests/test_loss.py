@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hacpo.config import RECIPES, ClipSettings, ImportanceSettings
+from hacpo.config import RECIPES, ClipSettings, ImportanceSettings, LossSettings
 from hacpo.errors import DataError
 from hacpo.loss import ResponseBatch, clipped_term, kl_to_initial, response_terms, row_weights, update_loss
 
@@ -26,6 +28,11 @@ def importance(**changes: Any) -> ImportanceSettings:
 
 def clip(**changes: Any) -> ClipSettings:
     return ClipSettings.model_validate({**RECIPES["hacpo"]["clip"], **changes})
+
+
+def penalty(**changes: Any) -> LossSettings:
+    """Loss settings: no KL penalty and no sampler correction unless asked for."""
+    return LossSettings.model_validate({**RECIPES["hacpo"]["loss"], **changes})
 
 
 def f64(*values: float) -> Tensor:
@@ -44,6 +51,7 @@ def batch_of_ratios(ratios: list[float], advantages: list[float], is_self: list[
         is_self_b=torch.tensor(is_self),
         effective_advantage_b=f64(*advantages),
         weight_b=torch.ones(size, dtype=torch.float64),
+        sampler_weight_b=torch.ones(size, dtype=torch.float64),
         old_logprobs_bt=torch.zeros(size, 1, dtype=torch.float64),
     )
 
@@ -70,6 +78,7 @@ def random_batch(size: int = 12, length: int = 6, seed: int = 0, spread: float =
         is_self_b=is_self,
         effective_advantage_b=(2 * rand(size) - 1).double(),
         weight_b=row_weights((~is_self).long(), torch.tensor([size, size]), "sum"),
+        sampler_weight_b=torch.ones(size, dtype=torch.float64),
         old_logprobs_bt=old,
         initial_logprobs_bt=learner.detach() + rand(size, length) - 0.5,
     )
@@ -215,7 +224,7 @@ def test_own_responses_equal_gspo_as_published() -> None:
     assert old is not None
     summed = torch.where(batch.mask_bt, old.double(), 0.0).sum(-1)
     loss, terms = update_loss(
-        replace(batch, source_logprob_b=summed), update_index=1, importance=importance(), clip=clip(), kl_coef=0.0
+        replace(batch, source_logprob_b=summed), update_index=1, importance=importance(), clip=clip(), loss=penalty()
     )
     objectives = []
     for row in range(12):
@@ -226,6 +235,84 @@ def test_own_responses_equal_gspo_as_published() -> None:
     np.testing.assert_allclose(terms.objective_b.detach(), objectives, rtol=1e-12)
     assert loss.item() == pytest.approx(-math.fsum(objectives) / 12, rel=1e-12, abs=1e-14)
     assert 0 < terms.clipped_b.sum() < 12  # both branches were met
+
+
+TRL_SETTINGS = {
+    "loss_type": "grpo",
+    "top_entropy_quantile": 1.0,
+    "off_policy_mask_threshold": None,
+    "aux_loss_enabled": False,
+    "_entropy_bonus_enabled": False,
+    "current_gradient_accumulation_steps": 1,
+}
+
+
+@pytest.mark.parametrize("level", ["sequence", "token"])
+@pytest.mark.parametrize(("kl_coef", "correction"), [(0.0, False), (0.04, False), (0.04, True)])
+def test_own_responses_equal_trl_itself(level: str, kl_coef: float, correction: bool) -> None:
+    """`GRPOTrainer._compute_loss` of TRL on the same log-probabilities: loss and gradient. Runs where TRL is installed
+    (`pip install trl`; the formulas alone are recomputed above and below)."""
+    trainer = pytest.importorskip("trl.trainer.grpo_trainer", reason="needs TRL, which is no dependency").GRPOTrainer
+    batch = random_batch(seed=4, spread=0.004 if level == "sequence" else 1.0)
+    old, initial, mask = batch.old_logprobs_bt, batch.initial_logprobs_bt, batch.mask_bt
+    assert old is not None
+    assert initial is not None
+
+    def dense(value: Tensor) -> Tensor:
+        return torch.where(mask, value.detach().double(), 0.0)
+
+    sampler_weight = torch.linspace(0.5, 2.0, 12, dtype=torch.float64) if correction else torch.ones(12).double()
+    own = replace(
+        batch,
+        learner_logprobs_bt=dense(batch.learner_logprobs_bt).requires_grad_(),
+        is_self_b=torch.ones(12, dtype=torch.bool),
+        source_logprob_b=dense(old).sum(-1),
+        weight_b=torch.full((12,), 1 / 12, dtype=torch.float64),
+        sampler_weight_b=sampler_weight,
+        old_logprobs_bt=dense(old),
+        initial_logprobs_bt=dense(initial),
+    )
+    own_clip = clip() if level == "sequence" else clip(own_low=0.2, own_high=0.28)
+    loss, _ = update_loss(
+        own, update_index=0, importance=importance(level=level), clip=own_clip, loss=penalty(kl_coef=kl_coef)
+    )
+
+    theirs = dense(batch.learner_logprobs_bt).requires_grad_()
+    accelerator = SimpleNamespace(
+        gather=lambda value: value, reduce=lambda value, reduction: value, sync_gradients=True, num_processes=1
+    )
+    double = SimpleNamespace(
+        **TRL_SETTINGS,
+        importance_sampling_level=level,
+        epsilon_low=own_clip.own_low,
+        epsilon_high=own_clip.own_high,
+        beta=kl_coef,
+        use_vllm=correction,
+        vllm_importance_sampling_correction=correction,
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=False),
+        accelerator=accelerator,
+        model=SimpleNamespace(training=True),
+        _metrics={"train": defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *_, **__: (theirs, torch.zeros_like(theirs), None),
+    )
+    nothing = torch.zeros(12, 0, dtype=torch.int64)
+    expected = trainer._compute_loss(
+        double,
+        None,
+        {
+            "prompt_ids": nothing,
+            "prompt_mask": nothing,
+            "completion_ids": mask.long(),
+            "completion_mask": mask.long(),
+            "advantages": batch.effective_advantage_b,
+            "old_per_token_logps": dense(old),
+            "ref_per_token_logps": dense(initial),
+            "importance_sampling_ratio": sampler_weight[:, None],
+        },
+    )
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    (slope,) = torch.autograd.grad(expected, theirs)
+    torch.testing.assert_close(gradient(loss, own), slope, rtol=1e-10, atol=1e-15)
 
 
 def test_token_level_equals_grpo_as_published() -> None:
@@ -298,7 +385,7 @@ def test_without_partners_hacpo_is_gspo_exactly(update_index: int) -> None:
             update_index=update_index,
             importance=ImportanceSettings.model_validate(RECIPES[recipe]["importance"]),
             clip=ClipSettings.model_validate(RECIPES[recipe]["clip"]),
-            kl_coef=0.0,
+            loss=penalty(),
         )
         return loss, gradient(loss, own)
 
@@ -326,7 +413,7 @@ def test_gradcheck_of_the_whole_loss(norm: str, alpha: float, kl_coef: float) ->
             update_index=1,
             importance=importance(alpha=alpha, ratio_norm=norm),
             clip=clip(own_low=0.02, own_high=0.03),
-            kl_coef=kl_coef,
+            loss=penalty(kl_coef=kl_coef),
         )
         return value
 
@@ -344,7 +431,7 @@ def test_end_to_end_gradient_by_hand() -> None:
         weight_b=f64(0.25),
         old_logprobs_bt=None,
     )
-    loss, terms = update_loss(batch, update_index=0, importance=importance(alpha=2.0), clip=clip(), kl_coef=0.0)
+    loss, terms = update_loss(batch, update_index=0, importance=importance(alpha=2.0), clip=clip(), loss=penalty())
     assert terms.ratio_b.item() == pytest.approx(0.9, rel=1e-14)
     assert terms.learner_logprob_b.item() == -1.5
     each = -0.25 * 0.9**2 * 2.0 * 0.9 / 2
@@ -375,7 +462,9 @@ def test_padding_does_not_matter() -> None:
     )
     for level in ("sequence", "token"):
         losses = [
-            update_loss(one, update_index=0, importance=importance(level=level), clip=clip(), kl_coef=0.1)[0]
+            update_loss(
+                one, update_index=0, importance=importance(level=level), clip=clip(), loss=penalty(kl_coef=0.1)
+            )[0]
             for one in (batch, wider)
         ]
         torch.testing.assert_close(*losses, **TIGHT)
@@ -402,7 +491,7 @@ def test_sum_is_the_mean_over_own_plus_the_mean_over_each_other_agent() -> None:
     source = torch.tensor([0, 0, 1, 1, 2, 2])
     for aggregation, expected in (("sum", 2.0 + 2.0 + 5.0), ("mean", 18 / 6)):
         weighted = replace(batch, weight_b=row_weights(source, torch.tensor([2, 2, 2]), aggregation))
-        loss, _ = update_loss(weighted, update_index=0, importance=importance(), clip=clip(), kl_coef=0.0)
+        loss, _ = update_loss(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
         assert loss.item() == pytest.approx(-expected, rel=1e-14)
     # One of agent 2's two responses is unusable: it stays in the denominator, 4 / 2 instead of (4 + 6) / 2.
     usable = torch.arange(5)
@@ -410,7 +499,7 @@ def test_sum_is_the_mean_over_own_plus_the_mean_over_each_other_agent() -> None:
         batch_of_ratios([1.0] * 5, [1.0, 3.0, 5.0, -1.0, 4.0], [True, True, False, False, False]),
         weight_b=row_weights(source[usable], torch.tensor([2, 2, 2]), "sum"),
     )
-    loss, _ = update_loss(weighted, update_index=0, importance=importance(), clip=clip(), kl_coef=0.0)
+    loss, _ = update_loss(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
     assert loss.item() == pytest.approx(-(2.0 + 2.0 + 2.0), rel=1e-14)
 
 
@@ -429,7 +518,7 @@ def test_micro_batches_in_any_order_give_the_loss_and_gradient_of_one_batch(
         "update_index": 2,
         "importance": importance(level=level),
         "clip": clip(own_low=0.02, own_high=0.02),
-        "kl_coef": 0.2,
+        "loss": penalty(kl_coef=0.2),
     }
     whole, _ = update_loss(batch, **arguments)
     order = list(range(12))
@@ -446,10 +535,39 @@ def test_micro_batches_in_any_order_give_the_loss_and_gradient_of_one_batch(
 def test_a_row_of_weight_zero_fills_a_batch_and_does_nothing() -> None:
     batch = batch_of_ratios([0.9, 0.9], [2.0, 100.0], [False, True])
     loss, _ = update_loss(
-        replace(batch, weight_b=f64(1.0, 0.0)), update_index=0, importance=importance(), clip=clip(), kl_coef=0.0
+        replace(batch, weight_b=f64(1.0, 0.0)), update_index=0, importance=importance(), clip=clip(), loss=penalty()
     )
     assert loss.item() == pytest.approx(-0.9 * 0.9 * 2.0, rel=1e-14)
     assert gradient(loss, batch)[1].item() == 0.0
+
+
+# --- sampler correction --------------------------------------------------------------
+
+
+def test_the_samplers_weight_scales_the_term_and_not_the_penalty() -> None:
+    batch = replace(
+        batch_of_ratios([1.1, 0.9], [2.0, 4.0], [True, False]),
+        sampler_weight_b=f64(0.5, 1.0),
+        weight_b=f64(0.5, 1.0),
+        initial_logprobs_bt=f64(1.1, 0.9).log()[:, None] + 1.0,
+    )
+    settings = penalty(kl_coef=0.01)
+    wide = clip(own_low=0.2, own_high=0.28)
+    loss, terms = update_loss(batch, update_index=0, importance=importance(), clip=wide, loss=settings)
+    # Objectives as ever: 1.1 * 2 = 2.2 and 0.9 * 0.9 * 4 = 3.24. Loss: -(0.5 * 0.5 * 2.2 + 3.24), plus the penalty with
+    # the rows' own weights: 0.01 * (0.5 + 1) * (e - 2).
+    torch.testing.assert_close(terms.objective_b, f64(2.2, 3.24), **TIGHT)
+    assert loss.item() == pytest.approx(-(0.55 + 3.24) + 0.015 * (math.exp(1) - 2), rel=1e-13)
+    plain, _ = update_loss(
+        replace(batch, sampler_weight_b=f64(1.0, 1.0)),
+        update_index=0,
+        importance=importance(),
+        clip=wide,
+        loss=penalty(),
+    )
+    halved, _ = update_loss(batch, update_index=0, importance=importance(), clip=wide, loss=penalty())
+    whole, half = gradient(plain, batch), gradient(halved, batch)
+    torch.testing.assert_close(half, whole * f64(0.5, 1.0)[:, None], **TIGHT)
 
 
 # --- KL -----------------------------------------------------------------------------
@@ -467,11 +585,35 @@ def test_kl_by_hand() -> None:
     # d = -0.5 and 1: (e^-0.5 + 0.5 - 1 + e - 1 - 1) / 2
     k3 = (math.exp(-0.5) + 0.5 - 1 + math.exp(1) - 1 - 1) / 2
     assert kl_to_initial(batch).item() == pytest.approx(k3, rel=1e-14)
-    loss, _ = update_loss(batch, update_index=0, importance=importance(), clip=clip(), kl_coef=0.1)
+    loss, _ = update_loss(batch, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1))
     assert loss.item() == pytest.approx(0.1 * 0.5 * k3, rel=1e-14)
     # d k3 / d log pi = 1 - e^d, half of it for each of two tokens
     expected = f64((1 - math.exp(-0.5)) / 2, (1 - math.exp(1)) / 2).reshape(1, 2) * 0.05
     torch.testing.assert_close(gradient(loss, batch), expected, **TIGHT)
+
+
+def test_the_penalty_on_own_responses_only() -> None:
+    # Three rows of weight 1/3 with d = 1 for each: k3 = e - 2. Own rows: the first and the last.
+    batch = replace(
+        batch_of_ratios([1.0] * 3, [0.0] * 3, [True, False, True]),
+        initial_logprobs_bt=torch.ones(3, 1, dtype=torch.float64),
+        weight_b=f64(1 / 3, 1 / 3, 1 / 3),
+    )
+    k3 = math.exp(1) - 2
+    for responses, rows_of_three in (("all", 3), ("own", 2)):
+        settings = penalty(kl_coef=0.1, kl_responses=responses)
+        loss, _ = update_loss(batch, update_index=0, importance=importance(), clip=clip(), loss=settings)
+        assert loss.item() == pytest.approx(0.1 * k3 * rows_of_three / 3, rel=1e-14)
+        # d k3 / d log pi = 1 - e^d
+        slope = 0.1 * (1 - math.exp(1)) / 3
+        expected = f64(slope, slope if responses == "all" else 0.0, slope)[:, None]
+        torch.testing.assert_close(gradient(loss, batch), expected, **TIGHT)
+    # A batch of cross responses alone needs nothing of the initial policy then.
+    cross = replace(batch_of_ratios([0.9], [1.0], [False]), initial_logprobs_bt=None)
+    loss, _ = update_loss(
+        cross, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1, kl_responses="own")
+    )
+    assert loss.item() == pytest.approx(-0.81, rel=1e-14)
 
 
 def test_kl_is_bounded() -> None:
@@ -520,7 +662,7 @@ def test_loss_and_gradient_are_always_finite(
         update_index=0,
         importance=importance(level=level, alpha=alpha, ratio_norm="bytes"),
         clip=clip(cross=cross, cross_delta=1.0),
-        kl_coef=0.1,
+        loss=penalty(kl_coef=0.1),
     )
     assert all(value.isfinite().all() for value in vars(terms).values())
     assert loss.isfinite()
@@ -550,7 +692,7 @@ def test_settings_that_need_log_probabilities_say_so() -> None:
     with pytest.raises(DataError, match="old_logprobs_bt"):
         response_terms(batch, update_index=0, importance=importance(level="token"), clip=clip())
     with pytest.raises(DataError, match="initial_logprobs_bt"):
-        update_loss(batch, update_index=0, importance=importance(), clip=clip(), kl_coef=0.1)
+        update_loss(batch, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1))
 
 
 def test_clipped_term_broadcasts() -> None:

@@ -17,7 +17,7 @@ import torch
 
 from hacpo.advantage import StepAdvantages, step_advantages
 from hacpo.config import RECIPES, AlgorithmSettings
-from hacpo.loss import ResponseBatch, ResponseTerms, row_weights, update_loss
+from hacpo.loss import ResponseBatch, ResponseTerms, kl_to_initial, row_weights, update_loss
 
 UPDATE_INDEX = 2
 REWARDS = np.array([[[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]])
@@ -26,6 +26,9 @@ SCALE = math.sqrt(2 / 7) + 1e-6
 # Two tokens a response. Own token log-ratios; their mean is the log of the sequence ratio.
 OWN_LOG_RATIOS = [[0.5, -0.1], [0.0, 0.0], [0.0002, 0.0], [-0.5, 0.1]]
 CROSS_RATIOS = [0.9, 0.82, 1.2, 0.5]
+# The initial policy is one nat below on the first token, where the learner is now and as far above on the second:
+# d = -1 and 1, k3 = (e^-1 + 1 - 1 + e - 1 - 1) / 2 for every response.
+K3 = (math.exp(-1) + math.exp(1) - 2) / 2
 
 
 def algorithm(recipe: str) -> AlgorithmSettings:
@@ -58,14 +61,17 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
         is_self_b=source == 0,
         effective_advantage_b=torch.from_numpy(advantages.effective_advantage.ravel()),
         weight_b=row_weights(source, torch.bincount(source), settings.loss.aggregation),
+        sampler_weight_b=torch.ones(rows, dtype=torch.float64),
         old_logprobs_bt=torch.full((rows, 2), -1.0),
+        initial_logprobs_bt=log_ratios - 1.0 + torch.tensor([-1.0, 1.0], dtype=torch.float64),
     )
+    torch.testing.assert_close(kl_to_initial(batch), torch.full((rows,), K3, dtype=torch.float64), rtol=1e-14, atol=0)
     loss, terms = update_loss(
         batch,
         update_index=UPDATE_INDEX,
         importance=settings.importance,
         clip=settings.clip,
-        kl_coef=settings.loss.kl_coef,
+        loss=settings.loss,
     )
     (gradient,) = torch.autograd.grad(loss, batch.learner_logprobs_bt)
     return advantages, terms, loss, gradient
@@ -77,14 +83,20 @@ def test_every_recipe_is_finite_and_adds_up(recipe: str) -> None:
     assert all(np.isfinite(value).all() for value in vars(advantages).values())
     assert all(value.isfinite().all() for value in vars(terms).values())
     assert gradient.isfinite().all()
-    # Own responses: their mean; cross responses: theirs. No recipe here uses the mean over both.
     objectives = terms.objective_b.detach()
     own = len(objectives) if not algorithm(recipe).rollouts.share else 4
-    expected = objectives[:own].mean() + (objectives[own:].mean() if len(objectives) > own else 0.0)
-    assert loss.item() == pytest.approx(-expected.item(), rel=1e-14)
-    # A clipped response has no gradient; any other with an advantage has one.
-    alive = (gradient != 0).any(dim=1)
-    assert torch.equal(alive, ~terms.clipped_b & torch.from_numpy(advantages.effective_advantage.ravel() != 0))
+    if recipe == "reference_code":
+        # One mean over all eight, and .001 KL on the four own ones.
+        expected = -objectives.mean().item() + 0.001 * 4 * K3 / 8
+    else:
+        # Own responses: their mean; cross responses: theirs.
+        expected = -(objectives[:own].mean() + (objectives[own:].mean() if len(objectives) > own else 0.0)).item()
+    assert loss.item() == pytest.approx(expected, rel=1e-13)
+    # A clipped response has no gradient but that of its KL; any other with an advantage has one.
+    alive = ~terms.clipped_b & torch.from_numpy(advantages.effective_advantage.ravel() != 0)
+    if recipe == "reference_code":
+        alive[:own] = True
+    assert torch.equal((gradient != 0).any(dim=1), alive)
 
 
 # recipe: effective advantage (times sigma + eps) of a right cross answer, then for the ratios 0.9, 0.82 and 1.2 the
@@ -96,6 +108,8 @@ CROSS = {
     "no_clip": (2 * 0.375, [0.9**2, 0.82**2, 1.2**2], [False, False, False]),
     "no_stepwise": (2 * 0.375, [0.9**2, 0.82**2, 1.0], [False, False, True]),
     "naive": (0.5, [0.9, 0.82, 1.0004], [False, False, True]),
+    # The learner's baseline for the partner's answers too: 1 - 0.3125. Token counts are equal: own_tokens is too.
+    "reference_code": (2 * 0.6875, [0.9**2, 0.85**2, 1.0], [False, True, True]),
 }
 
 
@@ -155,3 +169,67 @@ def test_gspo_x2_is_gspo_on_twice_the_group() -> None:
     np.testing.assert_array_equal(one.baseline[0, 0], two.baseline[0, 0, :4])
     # The same spread over seven degrees of freedom instead of three: 8 * 0.1875 / 7 against 4 * 0.1875 / 3.
     np.testing.assert_allclose(two.sigma, math.sqrt(1.5 / 7), rtol=1e-14)
+
+
+def test_what_the_reference_code_preset_changes() -> None:
+    ours, theirs = RECIPES["hacpo"], RECIPES["reference_code"]
+    changed = {
+        f"{block}.{key}": value
+        for block, values in theirs.items()
+        for key, value in values.items()
+        if value != ours[block][key]
+    }
+    assert changed == {
+        "capability.metric": "positive_rate",
+        "advantage.cross_baseline": "learner",
+        "importance.ratio_norm": "own_tokens",
+        "importance.score_eos": False,
+        "loss.aggregation": "mean",
+        "loss.minibatch_order": "self_first",
+        "loss.shuffle": False,
+        "loss.kl_coef": 0.001,
+        "loss.kl_responses": "own",
+    }
+
+
+def test_three_agents_by_hand() -> None:
+    """Learner 1 of three with Phat 0.2, 0.4, 0.8 and G = 2; rewards 1 0 | 1 0 | 1 1.
+
+    omega^(1,0) = 2, omega^(1,2) = 0.5: mu^(1) = (2 * 1 + 1 + 0.5 * 2) / 6 = 4/6;
+    mu^(0) = (1 + 0.5 * 1 + 0.25 * 2) / 6 = 2/6; mu^(2) = (4 * 1 + 2 * 1 + 2) / 6 = 8/6 > 1: guarded, own mean 1.
+    Four of six are right: squared deviations 4 * (1/3)^2 + 2 * (2/3)^2 = 12/9, over 5: sigma^2 = 4/15.
+    """
+    settings = algorithm("hacpo")
+    result = step_advantages(
+        np.array([[[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]]]),
+        learner=1,
+        capability_n=[0.2, 0.4, 0.8],
+        settings=settings.advantage,
+        capability_settings=settings.capability,
+    )
+    np.testing.assert_allclose(result.baseline[0, :, 0], [1 / 3, 2 / 3, 1.0], rtol=1e-15)
+    assert result.guarded[0, :, 0].tolist() == [False, False, True]
+    scale = math.sqrt(4 / 15) + 1e-6
+    np.testing.assert_allclose(result.sigma, math.sqrt(4 / 15), rtol=1e-15)
+    # Sources relative to learner 1: omega^(0,1) = 0.5, own 1, omega^(2,1) = 2.
+    expected = [[0.5 * (2 / 3), 0.5 * -(1 / 3)], [1 / 3, -2 / 3], [0.0, 0.0]]
+    np.testing.assert_allclose(result.effective_advantage[0], np.array(expected) / scale, rtol=1e-14, atol=1e-16)
+
+    # All ratios 0.9 at the first update (m = 0, [0.8, 1]), alpha 1: cross terms 0.81 A. Own interval [0.9997, 1.0004]:
+    # min(0.9 A, c A): 0.9 * 1/3 where A > 0, and 0.9997 * -2/3 where A < 0. The third agent's terms are 0.
+    # J = mean(own) + mean(agent 0's) + mean(agent 2's) = ((0.3 - 0.9997 * 2/3) + 0.81 * (1/3 - 1/6)) / 2 / scale
+    source = torch.tensor([0, 0, 1, 1, 2, 2])
+    batch = ResponseBatch(
+        learner_logprobs_bt=torch.full((6, 1), math.log(0.9), dtype=torch.float64),
+        mask_bt=torch.ones(6, 1, dtype=torch.bool),
+        source_logprob_b=torch.zeros(6, dtype=torch.float64),
+        source_tokens_b=torch.ones(6, dtype=torch.int64),
+        text_bytes_b=torch.ones(6, dtype=torch.int64),
+        is_self_b=source == 1,
+        effective_advantage_b=torch.from_numpy(result.effective_advantage.ravel()),
+        weight_b=row_weights(source, torch.tensor([2, 2, 2]), "sum"),
+        sampler_weight_b=torch.ones(6, dtype=torch.float64),
+    )
+    loss, _ = update_loss(batch, update_index=0, importance=settings.importance, clip=settings.clip, loss=settings.loss)
+    expected_objective = ((0.3 - 0.9997 * 2 / 3) + 0.81 * (1 / 3 - 1 / 6)) / 2 / scale
+    assert loss.item() == pytest.approx(-expected_objective, rel=1e-13)

@@ -139,7 +139,15 @@ class Run:
             ]
             self.write_learner(step, agent, pooled)
             self.metrics(
-                "generate", step, agent, rollouts=4, tokens=8, sampler_difference_mean=1e-7, sampler_difference_max=1e-6
+                "generate",
+                step,
+                agent,
+                rollouts=4,
+                tokens=8,
+                sampler_difference_mean=1e-7,
+                sampler_difference_p99=5e-7,
+                sampler_difference_max=1e-6,
+                sampler_ess=0.999,
             )
             self.metrics("update", step, agent, grad_norm=0.5, loss=0.1, tokens=16, updates=2)
             shares = dict.fromkeys(("uniform", "baseline_above_one", "guarded", "punished_correct"), 0.0)
@@ -177,6 +185,7 @@ class Run:
                 "source_logprob": -0.1,
                 "objective": 0.1,
                 "upper": 1.03 if row["is_self"] else 1.0,
+                "sampler_weight": 1.0,
             }
             | {"lower": 0.97 if row["is_self"] else 0.8, "ratio": 1.0 if row["is_self"] else 0.7}
             | {"clipped": not row["is_self"], "is_weight": 1.0 if row["is_self"] else 0.8}
@@ -470,6 +479,23 @@ def test_other_flags() -> None:
     assert browser.flags(problem([(1.0, "correct"), (0.0, "wrong")])) == ["punished"]
 
 
+def test_a_punished_answer_is_one_that_no_other_beats() -> None:
+    def problem(*rewards: float, worth: Sequence[float], shared: bool = True) -> browser.Row:
+        responses = [
+            {"reward": reward, "verdict": "correct", "learners": [{"effective_advantage": w}, None]}
+            for reward, w in zip(rewards, worth, strict=True)
+        ]
+        if not shared:  # the best answer belongs to an agent that this learner does not learn from
+            responses[0]["learners"] = [None, {"effective_advantage": 1.0}]
+        return {"agents": [responses[:1], responses[1:]]}
+
+    assert "punished" in browser.flags(problem(0.4, 0.2, worth=(-0.1, -0.5)))
+    assert "punished" not in browser.flags(problem(0.9, 0.8, worth=(0.1, -0.5)))
+    assert "punished" in browser.flags(problem(0.9, 0.8, 0.7, worth=(0.1, -0.5, -0.6), shared=False))
+    # Equal up to rounding: no signal, so nothing is punished.
+    assert browser.flags(problem(0.7, 0.7000001, worth=(-0.1, -0.1))) == ["no_signal"]
+
+
 def test_the_byte_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = Run(tmp_path, params(["ada", "bo"]), text="é" * 5000).complete()
@@ -531,6 +557,17 @@ def test_checks_name_what_is_out_of_line(toy: Run) -> None:
     assert not found["cross_ratio"].fine  # every cross answer of the toy run is clipped
     assert found["cross_ratio"].answer == "answers of others silenced, worst learner: 100.0\u00a0%"
     assert found.keys() <= figures.FIGURES.keys()
+
+
+def test_steps_without_signal_say_nothing_about_punished_answers(toy: Run) -> None:
+    # Step 1 has no live group, in step 2 half of ada's correct answers are punished: 1/2, not (0 + 1/2) / 2.
+    for step, live, punished in ((1, 0.0, 0.0), (2, 2.0, 0.5)):
+        shares = {"uniform": 1 - live / 2, "groups": 2.0, "live_groups": live, "punished_correct": punished}
+        toy.metrics("advantage", step, "all", **{f"ada.{key}": value for key, value in shares.items()})
+    answers = {check.question: check.answer for check in checks.checks(toy.measurements(), toy.settings)}
+    assert answers["Are correct answers spared?"] == "correct answers pushed down, worst learner: 50.0\u00a0%"
+    # No signal: (1 + 0) / 2 over both steps.
+    assert "worst learner: 50.0\u00a0%" in str(answers["Is there something to learn from most problems?"])
 
 
 def test_every_figure_and_recipe_has_its_words() -> None:

@@ -10,13 +10,13 @@ import sys
 import textwrap
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import hostile
 import pytest
 
-from hacpo import reward
+from hacpo import verification_pool
 from hacpo.config import VerificationSettings
 from hacpo.errors import DataError, HacpoError
 from hacpo.reward import Request, Verdict, Verifier
@@ -27,9 +27,10 @@ MISBEHAVING = """
 import os, signal, time
 from hacpo import verification_worker as worker
 
-honest = worker._verdict
+honest = worker._compare
 
-def verdict(answer, gold):
+def compare(question):
+    answer, gold = question
     if answer.startswith("hang"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
@@ -48,9 +49,9 @@ def verdict(answer, gold):
         time.sleep(60)
     if answer.startswith("print"):
         print('{"verdict": "correct"}', flush=True)
-    return honest(answer, gold)
+    return honest(question)
 
-worker._verdict = verdict
+worker._compare = compare
 worker.main()
 """
 
@@ -58,7 +59,7 @@ worker.main()
 @pytest.fixture
 def misbehaving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers in which some answers do what hostile text might achieve."""
-    monkeypatch.setattr(reward, "_WORKER", (sys.executable, "-c", MISBEHAVING))
+    monkeypatch.setattr(verification_pool, "_WORKER", (sys.executable, "-c", MISBEHAVING))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_every_kind_of_verdict(verifier: Verifier) -> None:
         Verdict(0.0, "no_answer", None),
         Verdict(0.0, "no_answer", None),
         Verdict(0.0, "truncated", None),
-        Verdict(0.0, "error", "9^{9^{9^9}}"),
+        Verdict(0.0, "error", "9^{9^{9^9}}", "a number is too large to be computed with"),
     ]
 
 
@@ -126,13 +127,13 @@ def test_verdicts_are_in_the_order_of_the_requests_and_the_same_every_time(verif
 
 def test_equal_pairs_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    ask = reward._Worker.ask
+    ask = verification_pool._Worker.ask
 
-    def counted(worker: reward._Worker, pair: tuple[str, str], *limits: float) -> None:
-        asked.append(pair)
-        ask(worker, pair, *limits)  # type: ignore[arg-type]
+    def counted(worker: verification_pool._Worker, question: tuple[str, ...], *limits: float) -> None:
+        asked.append(question)
+        ask(worker, question, *limits)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(reward._Worker, "ask", counted)
+    monkeypatch.setattr(verification_pool._Worker, "ask", counted)
     with Verifier(VerificationSettings()) as verifier:
         verdicts = verifier.verify([boxed(str(index), "1+x" if index % 2 else "x-1") for index in range(40)])
     assert sorted(asked) == [("1+x", "x+1"), ("x-1", "x+1")]
@@ -165,7 +166,7 @@ def test_limits_come_before_any_parsing() -> None:
                 boxed("surrogate", "abc\ud800def, and so on", "5"),
             ]
         )
-        assert len(verifier._workers) == 1  # for the last one
+        assert len(verifier._pool) == 1  # for the last one
     assert outcomes(verdicts) == ["error", "error", "correct", "wrong"]
     assert [verdict.extracted for verdict in verdicts] == ["x+x+x+x+", "((((x+1)", "((((x+1)", "abc?def,"]
 
@@ -183,7 +184,7 @@ def test_plain_numbers_need_no_process_and_no_library() -> None:
             start = time.perf_counter()
             verdicts = verifier.verify(requests)
             verified = time.perf_counter() - start
-            assert not verifier._workers
+            assert not len(verifier._pool)
         assert sum(verdict.reward for verdict in verdicts) == sum(i % 40 == i % 30 for i in range(512))
         assert not {"sympy", "math_verify", "torch", "antlr4"} & set(sys.modules)
         print(imported, verified)
@@ -227,38 +228,24 @@ def test_a_batch_of_hanging_answers_ends_in_bounded_time() -> None:
     assert outcomes(verdicts) == ["correct"] + ["timeout"] * 10
 
 
-def test_hostile_text_is_never_correct_and_does_not_stall() -> None:
-    families: list[Callable[[int], str]] = [
-        lambda i: f"9^{{9^{{{i + 9}}}}}",
-        lambda i: f"{i + 9}!!!",
-        lambda i: f"{i + 10**6}!",
-        lambda i: "(" * 400 + str(i) + ")" * 400,
-        lambda i: "{" * 7 + str(i) + "}" * 7,
-        lambda i: f"{i}" * 500,
-        lambda i: rf"\frac{{1}}{{1+\frac{{{i}}}" * 5,
-        lambda i: rf"\operatorname{{zeros}}({i + 99999}, 99999)",
-        lambda i: rf"\binom{{{i + 10**7}}}{{5000}}",
-        lambda i: f"\x00{i}\ud800\u202e" + "𝟗" * 50,
-        lambda i: "-" * 100 + str(i),
-        lambda i: "^" * 100 + "_" * 100 + str(i),
-        lambda i: f"x^{{x^{{x^{{{i + 2}}}}}}}",
-        lambda i: f"__import__('os').system('{i}') or 5",
-        lambda i: ",".join(str(i + j) for j in range(150)),
-        lambda i: rf"\text{{{'a b ' * 100}{i}}}",
-        lambda i: f"(x+1)^{{{i + 10**5}}}",
-    ]
-    requests = [
-        boxed(f"{index}/{i}/{gold}", family(i), gold)
-        for index, family in enumerate(families)
-        for i in range(3)
+def test_hostile_text_is_never_correct_and_ends_in_bounded_time() -> None:
+    honest = [boxed(f"honest {index}", f"{index}+x", f"x+{index}") for index in range(5)]
+    attacks = [
+        boxed(f"{index}/{gold}", answer, gold)
+        for index, answer in enumerate(hostile.answers(3 * len(hostile.FAMILIES)))
         for gold in ("5", r"\frac{x+1}{2}")
     ]
-    with Verifier(VerificationSettings(timeout_seconds=1, patience_seconds=2)) as verifier:
+    settings = VerificationSettings(timeout_seconds=1, patience_seconds=2)
+    with Verifier(settings) as verifier:
+        verifier.verify([boxed("warm", "1+x")])
         start = time.monotonic()
-        verdicts = verifier.verify(requests)
-        assert time.monotonic() - start < 60  # 4 on a quiet machine
-    assert "correct" not in outcomes(verdicts)
-    assert Counter(outcomes(verdicts))["timeout"] < len(requests) / 4
+        verdicts = verifier.verify(honest + attacks)
+        seconds = time.monotonic() - start
+    # One worker: 2 s of patience, 1 s that may end it, 0.1 s for each of 144 answers; 20 s for a busy machine.
+    assert seconds < 2 + 1 + 0.1 * len(attacks) + 20
+    assert outcomes(verdicts[:5]) == ["correct"] * 5
+    assert set(outcomes(verdicts[5:])) == {"wrong", "error", "timeout", "no_answer"}
+    assert [verdict for verdict in verdicts if verdict.verdict == "error" and not verdict.message] == []
 
 
 def test_any_thread_may_verify(verifier: Verifier) -> None:
@@ -283,12 +270,12 @@ def test_an_interrupted_call_leaves_nothing_behind() -> None:
     with Verifier(VerificationSettings(workers=2)) as verifier:
         with pytest.raises(KeyboardInterrupt):
             verifier.verify([boxed("a", "1+x"), boxed("b", "2+x")], on_progress=interrupt)
-        assert verifier._workers == []
+        assert len(verifier._pool) == 0
         assert outcomes(verifier.verify([boxed("c", "x+2-2"), boxed("d", "x-1+2")])) == ["wrong", "correct"]
 
 
 def test_a_worker_that_does_not_start_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward, "_WORKER", (sys.executable, "-c", "raise SystemExit('no such library')"))
+    monkeypatch.setattr(verification_pool, "_WORKER", (sys.executable, "-c", "raise SystemExit('no such library')"))
     with (
         Verifier(VerificationSettings()) as verifier,
         pytest.raises(HacpoError, match="did not start .found no such library"),
@@ -308,15 +295,15 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     script = f"""
         import sys, threading, time
         from pathlib import Path
-        from hacpo import reward
+        from hacpo import reward, verification_pool
         from hacpo.config import VerificationSettings
-        reward._WORKER = (sys.executable, "-c", {MISBEHAVING!r})
+        verification_pool._WORKER = (sys.executable, "-c", {MISBEHAVING!r})
         verifier = reward.Verifier(VerificationSettings(timeout_seconds=60))
         request = lambda answer: reward.Request("a", "\\\\boxed{{" + answer + "}}", "stop", "x+1")
         verifier.verify([request("1+x")])
         threading.Thread(target=verifier.verify, args=([request("hang")],)).start()
         time.sleep(0.5)
-        supervisor = verifier._workers[0]._process.pid
+        supervisor = verifier._pool._workers[0]._process.pid
         print(supervisor, Path(f"/proc/{{supervisor}}/task/{{supervisor}}/children").read_text(), flush=True)
     """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE) as parent:

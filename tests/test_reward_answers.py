@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hacpo.answers import enclosing, extract_answer, nesting, plain_verdict, split, squeezed, tidy
+from hacpo.equivalence import equivalent
 
 
 @pytest.mark.parametrize(
@@ -125,3 +126,31 @@ def test_any_text_can_be_looked_at(text: str) -> None:
     assert nesting(text) <= len(text)
     assert plain_verdict(text, "5") in (True, False, None)
     tidy(text)
+
+
+SIGNS = st.sampled_from(["", "+", "-"])
+DIGITS = st.text("0123456789", max_size=8)
+NUMBERS = st.one_of(
+    st.builds("{}{}.{}".format, SIGNS, DIGITS, DIGITS),
+    st.builds("{}{:,}".format, SIGNS, st.integers(0, 10**10)),
+    st.builds("{}{}".format, SIGNS, st.text("0123456789", min_size=1, max_size=40)),
+    st.builds(
+        lambda value, spelling: spelling.format(value, value / 8),  # few values, so that pairs are often equal
+        st.integers(-1200, 1200),
+        st.sampled_from(["{0}", "{0:,}", "{0}.0", "{0}.", "{0:+d}", "{0:06d}", " {0} ", "{1}", "{1:.4f}", "{1:.0f}"]),
+    ),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.one_of(st.tuples(NUMBERS, NUMBERS), NUMBERS.map(lambda text: (text, text.strip().lstrip("+0,") or "0"))))
+def test_plain_verdicts_are_what_the_rules_and_the_library_say(pair: tuple[str, str]) -> None:
+    plain = plain_verdict(*pair)
+    assert plain is None or equivalent(*pair) is plain
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_the_same_characters_are_the_same_answer_by_the_rules_too(text: str) -> None:
+    plain = plain_verdict(text, text)
+    assert plain is None or equivalent(text, text) is plain

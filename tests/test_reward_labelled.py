@@ -81,6 +81,40 @@ def test_the_fast_path_says_what_the_rules_say() -> None:
     assert fast > 500
 
 
+@needs_cases
+def test_the_fast_path_changes_no_verdict(
+    labelled: tuple[pl.DataFrame, list[Verdict]], verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every labelled response once more, with every pair of answers compared by a worker."""
+    cases, verdicts = labelled
+    monkeypatch.setattr("hacpo.reward.plain_verdict", lambda answer, gold: None)
+    requests = [Request(row["case_id"], row["response"], "stop", row["gold"]) for row in cases.iter_rows(named=True)]
+    assert verifier.verify(requests) == verdicts
+
+
+FALSE_POSITIVES = [
+    ("204_5", r"\boxed{204_6}", "stop"),
+    ("3", r"\boxed{3:1}", "stop"),
+    ("5", r"\boxed{x + y = 5}", "stop"),
+    ("x + y = 5", r"\boxed{5}", "stop"),
+    ("7", r"\boxed{__import__('os').getpid() or 7}", "stop"),
+    ("7", r"It is 7. \boxed{\text{see above}}", "stop"),
+    ("7", "It is 7.", "stop"),
+    ("7", r"It is \boxed{7}", "length"),
+    ("7", r"It is \boxed{7", "stop"),
+    ("7", r"\boxed{7}, no, \boxed{8}", "stop"),
+]
+"""(gold answer, response, finish reason) of the kinds that ../shared/data/verifier/README.md lists."""
+
+
+def test_known_false_positives_earn_nothing(verifier: Verifier) -> None:
+    requests = [Request(f"{gold} {text}", text, finish, gold) for gold, text, finish in FALSE_POSITIVES]
+    verdicts = dict(zip(FALSE_POSITIVES, verifier.verify(requests), strict=True))
+    assert [case for case, verdict in verdicts.items() if verdict.reward or verdict.verdict == "error"] == []
+    right = verifier.verify([Request("a", r"\boxed{8}, no, \boxed{7}", "stop", "7")])
+    assert right == [Verdict(1.0, "correct", "7")]
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_gold_answers_verify_against_themselves(name: str, verifier: Verifier) -> None:
     answers = _gold_answers(name)
@@ -108,4 +142,6 @@ def _gold_answers(name: str) -> list[str]:
 def test_unreadable_gold_is_an_error_and_not_a_zero(verifier: Verifier) -> None:
     with pytest.raises(UnreadableError):
         equivalent("5", "t(0,4]")
-    assert verifier.verify([Request("a", r"\boxed{5}", "stop", "t(0,4]")]) == [Verdict(0.0, "error", "5")]
+    assert verifier.verify([Request("a", r"\boxed{5}", "stop", "t(0,4]")]) == [
+        Verdict(0.0, "error", "5", "the gold answer cannot be read")
+    ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hacpo.config import EngineSettings
 from hacpo.engines.tokenizers import ChatTokenizer
+
+if TYPE_CHECKING:
+    from hacpo.engines.resident import Resident
 
 
 class ModelCache:
@@ -19,6 +22,7 @@ class ModelCache:
     def __init__(self) -> None:
         self._models: dict[str, tuple[tuple[str, str, str], Any]] = {}
         self._tokenizers: dict[str, ChatTokenizer] = {}
+        self._residents: dict[str, Resident] = {}
 
     def model(self, agent: str, folder: Path, settings: EngineSettings) -> tuple[Any, str]:
         """The model of a checkpoint folder and its policy hash."""
@@ -43,6 +47,17 @@ class ModelCache:
     def keep(self, agent: str, policy: str, settings: EngineSettings, model: Any) -> None:
         """Remember a model whose weights were just saved under this policy hash."""
         self._models[agent] = (_key(policy, settings), model.eval())
+
+    def resident(self, agent: str, settings: EngineSettings) -> Resident:
+        """The agent's vLLM engine, whatever weights it holds just now; not started if there was none."""
+        from hacpo.engines.resident import Resident
+
+        held = self._residents.get(agent)
+        if held is None or held.settings != settings:
+            if held is not None:
+                held.close()
+            self._residents[agent] = Resident(settings)
+        return self._residents[agent]
 
     def tokenizer(self, folder: Path) -> ChatTokenizer:
         """The tokenizer of a model folder; folders with the same tokenizer files share it."""

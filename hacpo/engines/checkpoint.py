@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -15,28 +14,9 @@ import torch
 
 from hacpo.config import EngineSettings
 from hacpo.errors import ArtifactError, ModelError
+from hacpo.weights import WEIGHT_SUFFIXES, is_weights, policy_hash
 
-_CHUNK = 1 << 22
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-
-
-def policy_hash(folder: Path) -> str:
-    """SHA-256 of the weights: of the bytes of all `*.safetensors` files in name order.
-
-    For a folder with one weights file this is what `sha256sum model.safetensors` prints.
-
-    Raises:
-        ModelError: the folder has no safetensors weights.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ModelError("no *.safetensors weights", where=folder)
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+__all__ = ["copy_model_folder", "load_model", "policy_hash", "resolve_device", "save_model", "storage_errors"]
 
 
 def resolve_device(settings: EngineSettings) -> torch.device:
@@ -92,7 +72,7 @@ def copy_model_folder(source: Path, target: Path) -> None:
             raise ModelError(f"is no model folder: it has no {wanted}", where=source)
     policy_hash(source)
     for file in sorted(source.iterdir()):
-        if not file.is_file() or (file.suffix in _WEIGHT_SUFFIXES and file.suffix != ".safetensors"):
+        if not file.is_file() or (file.suffix in WEIGHT_SUFFIXES and file.suffix != ".safetensors"):
             continue
         real = file.resolve()
         try:
@@ -109,10 +89,10 @@ def save_model(model: Any, target: Path, like: Path) -> None:
     with storage_errors():
         model.save_pretrained(str(target))
     for file in target.iterdir():
-        if not _is_weights(file):
+        if not is_weights(file):
             file.unlink()
     for file in sorted(like.iterdir()):
-        if file.is_file() and not _is_weights(file):
+        if file.is_file() and not is_weights(file):
             shutil.copyfile(file, target / file.name)
     for file in target.iterdir():
         file.chmod(0o644)  # safetensors makes files that only their owner may read
@@ -130,7 +110,3 @@ def storage_errors() -> Iterator[None]:
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
-
-
-def _is_weights(file: Path) -> bool:
-    return file.suffix in _WEIGHT_SUFFIXES or file.name.endswith(".safetensors.index.json")

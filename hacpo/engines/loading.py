@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from hacpo.config import EngineSettings
 from hacpo.engines.base import Sampler, Scorer
 from hacpo.engines.cache import ModelCache
+from hacpo.engines.checkpoint import resolve_device
 from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.engines.transformers import TransformersEngine
 from hacpo.errors import MissingInputError
@@ -19,13 +21,14 @@ from hacpo.errors import MissingInputError
 class Engine:
     """An agent at one checkpoint: its tokenizer, and what samples and scores with its weights.
 
-    `policy` is the content hash of those weights.
+    `policy` is the content hash of those weights, `metrics` what it took to bring the engine there.
     """
 
     tokenizer: ChatTokenizer
     sampler: Sampler
     scorer: Scorer
     policy: str
+    metrics: Mapping[str, float]
 
 
 def open_model(
@@ -44,22 +47,26 @@ def open_model(
 
 
 def open_engine(models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str) -> Engine:
-    """The engine of a checkpoint folder; arguments and errors as for `open_model`."""
+    """The engine of a checkpoint folder; arguments and errors as for `open_model`.
+
+    The training stack always scores; it also samples unless vLLM does.
+    """
     tokenizer, model, policy = open_model(models, agent, folder, settings, made_by)
-    engine = TransformersEngine(
+    scorer = TransformersEngine(
         model,
-        eos_token_ids=eos_token_ids(folder, tokenizer.eos_token_id),
+        eos_token_ids=tokenizer.stop_token_ids,
         pad_token_id=tokenizer.pad_token_id,
         batch_size=settings.batch_size,
     )
-    return Engine(tokenizer, engine, engine, policy)
+    if not samples_with_vllm(settings):
+        return Engine(tokenizer, scorer, scorer, policy, {})
+    resident = models.resident(agent, settings)
+    sampler = resident.at(folder, policy, tokenizer, scorer)
+    return Engine(tokenizer, sampler, scorer, policy, resident.metrics)
 
 
-def eos_token_ids(folder: Path, tokenizer_eos: int) -> list[int]:
-    """Tokens that end a response: the tokenizer's EOS and those of the model's generation config."""
-    found = {tokenizer_eos}
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        found |= set(value if isinstance(value, list) else [] if value is None else [value])
-    return sorted(found)
+def samples_with_vllm(settings: EngineSettings) -> bool:
+    """Whether vLLM samples: where it is asked for, and under `auto` on a GPU on which it is installed."""
+    if settings.name != "auto":
+        return settings.name == "vllm"
+    return resolve_device(settings).type == "cuda" and importlib.util.find_spec("vllm") is not None

@@ -1,46 +1,93 @@
-"""Real tokenizers: chat templates, exact encoding and decoding."""
+"""Real tokenizers: chat templates, the tokens that end a response, exact encoding and decoding (docs/tokenizers.md)."""
 
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hacpo.engines.plain_text import decode_exactly, is_control, text_encoder
 from hacpo.errors import DataError, ModelError
+
+_ANSWER = "ANSWER"
+
+
+def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
+    """The transformers tokenizer of a model folder, whether it has a chat template or not.
+
+    Args:
+        folder: where its files are.
+        called: what messages name instead; None: the folder.
+
+    Raises:
+        ModelError: the folder has no tokenizer that can be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:
+        # transformers raises OSError, ValueError, KeyError and others, depending on which file is absent.
+        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        raise ModelError(f"no usable tokenizer: {reason}", where=called or folder) from None
 
 
 class ChatTokenizer:
     """A model folder's tokenizer as the stages use it.
 
+    Args:
+        folder: where its files are.
+        called: what messages name instead; None: the folder.
+
+    Attributes:
+        eos_token_id: what ends a response that comes from another agent: the token with which the chat template ends an
+            assistant's turn, or the tokenizer's EOS where the template ends it with none.
+        stop_token_ids: what ends a response that the model samples: `eos_token_id`, the tokenizer's EOS and those that
+            the model's generation config and config name.
+        unk_token_id: what stands for text that the vocabulary lacks, if there is such a token.
+        pad_token_id: filler; the EOS where the tokenizer names none.
+        context_length: most tokens of a sequence; None if the model does not say.
+        vocabulary_size: tokens, added ones included.
+
     Raises:
         ModelError: the folder has no tokenizer, no chat template or no EOS token.
     """
 
-    def __init__(self, folder: Path) -> None:
-        from transformers import AutoTokenizer
-
-        self.folder = folder
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except Exception as error:
-            # transformers raises OSError, ValueError, KeyError and others, depending on which file is absent.
-            reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-            raise ModelError(f"no usable tokenizer: {reason}", where=folder) from None
+    def __init__(self, folder: Path, called: Path | None = None) -> None:
+        self.folder = called or folder
+        self._tokenizer: Any = load_tokenizer(folder, called)
         if not self._tokenizer.chat_template:
             raise ModelError(
                 "the tokenizer has no chat template",
-                where=folder,
+                where=self.folder,
                 expected="chat_template.jinja beside it or in tokenizer_config.json",
-                remedy="add one, or name an instruction-tuned model",
+                remedy="repeat warmup, which adds one",
             )
-        if self._tokenizer.eos_token_id is None:
-            raise ModelError("the tokenizer has no EOS token", where=folder)
-        self.eos_token_id: int = int(self._tokenizer.eos_token_id)
+        own = self._tokenizer.eos_token_id
+        declared = eos_token_ids(folder, *([] if own is None else [int(own)]))
+        added = self._tokenizer.added_tokens_decoder.items()
+        self._control = {
+            int(token_id): token.content
+            for token_id, token in added
+            if is_control(token.content, special=token.special or token_id in declared)
+        }
+        candidates = [own, *declared]
+        end = self._turn_end({*declared, *(int(token_id) for token_id, token in added if token.special)})
+        first = end if end is not None else next((token for token in candidates if token is not None), None)
+        if first is None:
+            raise ModelError("the tokenizer has no EOS token", where=self.folder)
+        self.eos_token_id: int = int(first)
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({self.eos_token_id, *declared}))
         unknown = self._tokenizer.unk_token_id
         self.unk_token_id: int | None = None if unknown is None else int(unknown)
         self.context_length = context_length(folder)
+        self.vocabulary_size: int = len(self._tokenizer)
         padding = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if padding is None else int(padding)
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            decode_exactly(backend)
 
     def render(self, problem_id: str, messages: list[dict[str, str]]) -> list[int]:
         """Token ids of a prompt, ready for the assistant's answer.
@@ -55,7 +102,7 @@ class ChatTokenizer:
         except Exception as error:
             # A template is a program of the model's authors; it may raise anything.
             raise DataError(
-                f"the chat template cannot render this prompt: {str(error).splitlines()[0][:160]}",
+                f"the chat template cannot render this prompt: {(str(error).splitlines() or ['?'])[0][:160]}",
                 where=f"problem {problem_id!r} with {self.folder}",
             ) from None
         if not token_ids:
@@ -63,12 +110,48 @@ class ChatTokenizer:
         return [int(token) for token in token_ids]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text: nothing added, and text that spells a special token stays text."""
-        return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        """Token ids of text that continues a prompt: nothing added, and text that spells a control token stays text.
+
+        Empty where the only way to encode it is a control token.
+        """
+        token_ids = self._encode(text)
+        return [] if not self._control.keys().isdisjoint({*token_ids} - {self.unk_token_id}) else token_ids
 
     def decode(self, token_ids: list[int]) -> str:
-        """The exact text of token ids, special tokens left out."""
+        """The exact text of token ids that continue a prompt, without special tokens and without the EOS at the end."""
+        if token_ids and token_ids[-1] in self.stop_token_ids:
+            token_ids = token_ids[:-1]
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _encode(self, text: str) -> list[int]:
+        if self._encoder is not None:
+            return list(self._encoder.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    @cached_property
+    def _encoder(self) -> Any:
+        """The tokenizer for text alone; None for one written in Python, which is taken as it is."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return None
+        try:
+            return text_encoder(backend, self._control.values())
+        except Exception:
+            # Parts of it are Python objects, which have no specification to change.
+            return None
+
+    def _turn_end(self, candidates: set[int]) -> int | None:
+        """The one of these tokens that the chat template puts after an assistant's answer; None if it puts none."""
+        turns = [{"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": _ANSWER}]
+        try:
+            rendered = str(self._tokenizer.apply_chat_template(turns, tokenize=False))
+        except Exception:
+            # As for `render`; some templates take no answers at all.
+            return None
+        before, _, after = rendered.rpartition(_ANSWER)
+        contents = {token_id: self._tokenizer.convert_ids_to_tokens(token_id) for token_id in candidates}
+        found = [token_id for token_id, name in contents.items() if before and name and after.lstrip().startswith(name)]
+        return max(found, key=lambda token_id: len(contents[token_id]), default=None)
 
 
 def context_length(folder: Path) -> int | None:
@@ -77,3 +160,13 @@ def context_length(folder: Path) -> int | None:
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     value = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
     return None if value is None else int(value)
+
+
+def eos_token_ids(folder: Path, *others: int) -> list[int]:
+    """Tokens that a model folder's generation config and config name as EOS, and `others`."""
+    found = set(others)
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        found |= set(value if isinstance(value, list) else [] if value is None else [value])
+    return sorted(found)

@@ -16,7 +16,7 @@ from hacpo.config import AlgorithmSettings, OptimizerSettings
 from hacpo.engines.checkpoint import storage_errors
 from hacpo.engines.logprobs import collate, token_logprobs
 from hacpo.errors import ArtifactError
-from hacpo.loss import ResponseBatch, row_weights, update_loss
+from hacpo.loss import ResponseBatch, carries_kl, row_weights, update_loss
 from hacpo.schema import write_json
 from hacpo.updates import Row, UpdatePlan
 
@@ -78,6 +78,7 @@ class Trainer:
                         "is_self": row["is_self"],
                         "update": index,
                         **{name: values[number] for name, values in columns.items()},
+                        "sampler_weight": row["sampler_weight"],
                     }
                     for number, row in enumerate(batch)
                 ]
@@ -108,15 +109,12 @@ class Trainer:
 
     def _micro_loss(self, rows: Sequence[Row], counts: Mapping[str, int], index: int) -> Any:
         learner_logprobs, mask = self._logprobs(self.model, rows)
-        old = initial = None
+        old = None
         if self.algorithm.importance.level == "token":
             old = torch.zeros_like(learner_logprobs)
             for number, row in enumerate(rows):
                 if row["is_self"]:
                     old[number, : len(row["token_ids"])] = torch.tensor(row["old_logprobs"], dtype=old.dtype)
-        if self.algorithm.loss.kl_coef:
-            with torch.no_grad():
-                initial, _ = self._logprobs(self.initial_model, rows)
         sources = list(counts)
 
         def column(name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -135,16 +133,30 @@ class Trainer:
                 torch.tensor(list(counts.values()), device=mask.device),
                 self.algorithm.loss.aggregation,
             ),
+            sampler_weight_b=column("sampler_weight", torch.float64),
             old_logprobs_bt=old,
-            initial_logprobs_bt=initial,
+            initial_logprobs_bt=self._initial_logprobs(rows, learner_logprobs),
         )
         return update_loss(
             batch,
             update_index=index,
             importance=self.algorithm.importance,
             clip=self.algorithm.clip,
-            kl_coef=self.algorithm.loss.kl_coef,
+            loss=self.algorithm.loss,
         )
+
+    @torch.no_grad()
+    def _initial_logprobs(self, rows: Sequence[Row], like: torch.Tensor) -> torch.Tensor | None:
+        """Log-probabilities under the initial policy, [B, T] as `like`, of the responses that carry a KL penalty (0 for
+        the others); None if none does."""
+        penalised = carries_kl(torch.tensor([row["is_self"] for row in rows]), self.algorithm.loss)
+        if not penalised.any():
+            return None
+        chosen = penalised.nonzero().flatten().tolist()
+        values, _ = self._logprobs(self.initial_model, [rows[number] for number in chosen])
+        initial = torch.zeros_like(like)
+        initial[chosen, : values.shape[1]] = values
+        return initial
 
     def _step(self) -> float:
         """One optimizer step; returns the gradient's norm before clipping."""
@@ -236,4 +248,6 @@ def summarise(trace: Sequence[Row]) -> dict[str, float]:
             f"{kind}.above": sum(row["ratio"] > row["upper"] for row in rows) / len(rows),
             f"{kind}.is_weight_mean": sum(row["is_weight"] for row in rows) / len(rows),
         }
+        if kind == "own":
+            metrics["own.sampler_weight_mean"] = sum(row["sampler_weight"] for row in rows) / len(rows)
     return metrics

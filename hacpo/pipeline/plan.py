@@ -15,6 +15,7 @@ from hacpo import settings as settings_of
 from hacpo.config import Settings
 from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
+from hacpo.reward_function import module_file
 from hacpo.schema import atomic
 
 _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
@@ -61,13 +62,21 @@ def evaluated(settings: Settings, step: int) -> bool:
     return step % settings.evaluation.every == 0 or step == settings.steps
 
 
-def _evaluate() -> _StageEntry:
+def _reward_file(pipeline: Pipeline) -> tuple[str, ...]:
+    """The module of the run's reward function, where it is a file of the project: editing it re-runs what calls it."""
+    verification = pipeline.settings.verification
+    file = None if verification.is_math else module_file(verification.reward, pipeline.root)
+    return () if file is None else (file.as_posix(),)
+
+
+def _evaluate(pipeline: Pipeline) -> _StageEntry:
     return _StageEntry(
         "evaluate",
         " --step ${step} --agent ${item.agent}",
         "evaluate",
         ("data", "checkpoints/step=${step}/agent=${item.agent}"),
         ("evaluations/step=${step}/agent=${item.agent}",),
+        outside=_reward_file(pipeline),
         metrics="evaluate/step=${step}/${item.agent}.json",
         matrix=True,
     )
@@ -113,13 +122,13 @@ def _start_file(pipeline: Pipeline) -> str:
             (),
             (),
             uncached=(f"checkpoints/step=0000/agent={name}",),
-            outside=() if agent.model is None else (agent.model,),
+            outside=tuple(path for path in (agent.model, agent.chat_template) if path is not None),
             metrics=f"warmup/step=0000/{name}.json",
             agent=name,
         )
         for name, agent in pipeline.settings.agents.items()
     ]
-    return _templated(pipeline, 0, [*warmups, _evaluate()])
+    return _templated(pipeline, 0, [*warmups, _evaluate(pipeline)])
 
 
 def _step_file(pipeline: Pipeline, step: int) -> str:
@@ -129,6 +138,9 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
     # Paths that coincide with the previous step's at step 1, where DVC accepts no dependency twice.
     start = ("checkpoints/step=0000/agent=${item.agent}",)
     capability = ("capability/step=${prev}/capability.parquet",)
+    # A reward function gets the problem's whole row, of which prompts hold a part.
+    settings = pipeline.settings
+    problems = () if settings.verification.is_math else (f"data/{settings.data.train}.parquet",)
     entries = [
         _StageEntry(
             "generate",
@@ -143,8 +155,9 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
             "verify",
             each,
             "verify",
-            ("prompts/step=${step}", f"rollouts/{mine}"),
+            ("prompts/step=${step}", f"rollouts/{mine}", *problems),
             (f"verdicts/{mine}",),
+            outside=_reward_file(pipeline),
             metrics="verify/step=${step}/${item.agent}.json",
             matrix=True,
         ),
@@ -183,7 +196,7 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
         ),
     ]
     if evaluated(pipeline.settings, step):
-        entries.append(_evaluate())
+        entries.append(_evaluate(pipeline))
     return _templated(pipeline, step, entries)
 
 
@@ -211,11 +224,12 @@ def stamp(pipeline: Pipeline) -> list[Path]:
     Steps beyond T leave the pipeline but keep their locks and artifacts: a run made shorter can be made longer again.
 
     Raises:
-        SettingsError: an agent's model folder is a checkpoint of this very run.
+        SettingsError: an agent's model folder or chat template is an output of this very run.
     """
     for name, agent in pipeline.settings.agents.items():
-        if agent.model is not None and Path(agent.model).is_relative_to(f"artifacts/{pipeline.run}"):
-            raise SettingsError("an agent cannot start from its own run's output", where=f"agents.{name}.model")
+        for key, given in (("model", agent.model), ("chat_template", agent.chat_template)):
+            if given is not None and Path(given).is_relative_to(f"artifacts/{pipeline.run}"):
+                raise SettingsError("an agent cannot start from its own run's output", where=f"agents.{name}.{key}")
     files = rendered(pipeline)
     changed = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
     for path in changed:

@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from hacpo import schema
+from hacpo.advantage import UNIFORM_TOLERANCE
 from hacpo.config import ReportSettings
 from hacpo.layout import Layout
 from hacpo.report.collect import gather
@@ -176,20 +177,40 @@ def flags(problem: Row) -> list[str]:
     responses = _responses([problem])
     rates = [rate for rate in _rates(problem) if rate is not None]
     rewards = [response["reward"] for response in responses if response["reward"] is not None]
-    used = [(response, entry) for response in responses for entry in response["learners"] if entry]
+    used = [entry for response in responses for entry in response["learners"] if entry]
     holds = {
         "disagree": len(rates) > 1 and max(rates) - min(rates) >= 0.5,
         "partner_only": len(rates) > 1 and min(rates) <= 0 < max(rates),
         "unsolved": bool(rewards) and max(rewards) <= 0,
-        "no_signal": bool(rewards) and min(rewards) == max(rewards),
-        "punished": any((r["reward"] or 0) > 0.5 and entry.get("effective_advantage", 0) < 0 for r, entry in used),
+        "no_signal": bool(rewards) and _unbeaten(min(rewards), rewards),
+        "punished": _punished(responses),
         "silenced": any(
             entry.get("clipped") and not entry.get("is_self", True) and entry.get("effective_advantage")
-            for _, entry in used
+            for entry in used
         ),
         "trouble": any(r["verdict"] not in ("correct", "wrong", None) for r in responses),
     }
     return [name for name in FILTERS if holds[name]]
+
+
+def _punished(responses: Sequence[Row]) -> bool:
+    """Whether a learner was pushed away from a response that none of those it learns from beats."""
+    for entries in zip(*(response["learners"] for response in responses), strict=True):
+        group = [
+            (response["reward"], entry.get("effective_advantage") or 0.0)
+            for response, entry in zip(responses, entries, strict=True)
+            if entry and response["reward"] is not None
+        ]
+        rewards = [reward for reward, _ in group]
+        live = bool(rewards) and not _unbeaten(min(rewards), rewards)
+        if live and any(worth < 0 and _unbeaten(reward, rewards) for reward, worth in group):
+            return True
+    return False
+
+
+def _unbeaten(reward: float, rewards: Sequence[float]) -> bool:
+    """Whether none of `rewards` is higher, by the rule that says when the rewards of a problem are equal."""
+    return max(rewards) - reward <= UNIFORM_TOLERANCE * max(map(abs, rewards))
 
 
 def _responses(problems: Iterable[Row]) -> list[Row]:

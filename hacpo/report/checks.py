@@ -44,7 +44,7 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
             "Is there something to learn from most problems?",
             _mean_of(found, "uniform"),
             0.5,
-            "answers without signal, worst learner: {}",
+            "problems without signal, worst learner: {}",
             "at most half",
             "groups",
         ),
@@ -117,8 +117,12 @@ def _worst(curves: Iterable[Iterable[float]]) -> float | None:
 
 
 def _mean_of(found: Measurements, key: str) -> float | None:
-    """Of the advantage metrics over all steps; the learner with the most."""
-    curves = [found.metric("advantage", "all", f"{agent}.{key}").values() for agent in found.agents]
+    """Of the advantage metrics over all steps, for a punished share those with signal; the learner with the most."""
+    curves = []
+    for agent in found.agents:
+        live = found.metric("advantage", "all", f"{agent}.live_groups")
+        curve = found.metric("advantage", "all", f"{agent}.{key}")
+        curves.append([value for step, value in curve.items() if key == "uniform" or live.get(step, 1.0)])
     return max((sum(curve) / len(curve) for curve in curves if curve), default=None)
 
 

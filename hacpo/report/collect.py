@@ -85,6 +85,8 @@ class Measurements:
     pool: list[PoolCount] = field(default_factory=list)
     ratios: dict[tuple[str, str], dict[int, Ratios]] = field(default_factory=dict)
     """(learner, `own` or `cross`) -> step -> ratios."""
+    updated: dict[str, set[int]] = field(default_factory=dict)
+    """agent -> steps that it has learned from, also those in which no response was usable."""
     metrics: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
     """(stage, step, agent or `all`) -> the stage's metrics file."""
 
@@ -99,9 +101,8 @@ class Measurements:
     @property
     def steps_trained(self) -> int:
         """Steps that every agent has learned from, counted from 1 without a gap."""
-        own = [self.ratios.get((agent, "own"), {}).keys() for agent in self.agents]
         done = 0
-        while all(done + 1 in steps for steps in own):
+        while all(done + 1 in self.updated.get(agent, ()) for agent in self.agents):
             done += 1
         return done
 
@@ -244,6 +245,9 @@ def _read_pool(found: Measurements, layout: Layout, run: str, numbers: Iterable[
 
 def _read_traces(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
     places = [(step, agent, layout.trace(step, agent)) for step, agent in _each(found, numbers)]
+    for step, agent, path in places:
+        if path.exists():
+            found.updated.setdefault(agent, set()).add(step)
     columns = ["source", "is_self", "ratio", "lower", "upper", "clipped", "is_weight"]
     table = gather(run, schema.TRACE, places, columns)
     keys = ("at", "by", "is_self")

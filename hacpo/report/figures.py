@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from hacpo.config import Settings
 from hacpo.report.charts import Bars, Line, Rule, bar_chart, line_chart
 from hacpo.report.collect import Curve, Measurements
-from hacpo.report.panels import Panel, Rows, agent_lines, color_of, from_zero, panel, reward_format
+from hacpo.report.panels import (
+    ANSWER_SHARES,
+    GROUP_SHARES,
+    Panel,
+    Rows,
+    agent_lines,
+    color_of,
+    from_zero,
+    panel,
+    reward_format,
+)
 from hacpo.report.ratio_figures import cross_ratio, own_ratio
 from hacpo.report.scales import COUNT, NUMBER, PERCENT, POWER, SECONDS, linear_scale, log_scale
 
@@ -128,33 +138,30 @@ def capability(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
 
 
 def groups(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
-    """Shares of the advantage stage's metrics, one panel each."""
+    """Shares of the advantage stage's metrics, one panel each: first those of problems, then those of answers."""
     panels = []
-    for key, title in (
-        ("uniform", "no signal"),
-        ("baseline_above_one", "baseline above one"),
-        ("guarded", "guarded"),
-        ("punished_correct", "punished correct"),
-    ):
-        curves = {agent: found.metric("advantage", "all", f"{agent}.{key}") for agent in found.agents}
-        lines = agent_lines(found, curves)
-        top = max([0.05, *(value for line in lines for value in line.values.values())])
-        panels += panel(
-            title, lines, found, f"share of answers: {title}, by step", PERCENT, linear_scale([top], low=0.0)
-        )
-    return [panels[:2], panels[2:]]
+    for of, shares in (("problems", GROUP_SHARES), ("best answers", ANSWER_SHARES)):
+        for key, title in shares.items():
+            curves = {agent: found.metric("advantage", "all", f"{agent}.{key}") for agent in found.agents}
+            lines = agent_lines(found, curves)
+            top = max([0.05, *(value for line in lines for value in line.values.values())])
+            described = f"share of {of}: {title}, by step"
+            panels += panel(title, lines, found, described, PERCENT, linear_scale([top], low=0.0))
+    return [panels]
 
 
 def sampler(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
-    """Difference between the sampler's and the trainer's log-probabilities."""
+    """Difference between the sampler's and the trainer's log-probabilities, and the effective sample size left."""
     panels = []
-    for key, title in (("mean", "mean difference"), ("max", "largest difference")):
+    for key, title in (("mean", "mean difference"), ("p99", "99th percentile"), ("max", "largest difference")):
         curves = {agent: found.metric("generate", agent, f"sampler_difference_{key}") for agent in found.agents}
         positive = {agent: {s: v for s, v in curve.items() if v > 0} for agent, curve in curves.items()}
         lines = agent_lines(found, positive)
         scale = log_scale([value for line in lines for value in line.values.values()], decades=True)
         panels += panel(title, lines, found, f"{title} of log-probabilities by step, in nats", POWER, scale)
-    return [panels]
+    sizes = agent_lines(found, {agent: found.metric("generate", agent, "sampler_ess") for agent in found.agents})
+    scale = linear_scale([1.0, *(value for line in sizes for value in line.values.values())], low=0.0)
+    return [panels, panel("effective sample size", sizes, found, "effective share of answers by step", PERCENT, scale)]
 
 
 def optimizer(found: Measurements, settings: Settings) -> Rows:

@@ -63,6 +63,7 @@ def render(
         benchmarks=tables.benchmarks(found, settings),
         cost=tables.cost(found),
         times=tables.times(found),
+        shares=tables.shares(found),
         pool=tables.pool(found),
         browser_note=_browser_note(run, settings, embedded),
         payloads=_payloads(found, settings, embedded),

@@ -9,6 +9,16 @@ from hacpo.report.charts import Line, Rule, extent, line_chart
 from hacpo.report.collect import Curve, Measurements
 from hacpo.report.scales import NUMBER, PERCENT, Format, Scale, linear_scale
 
+GROUP_SHARES = {"uniform": "no signal", "baseline_above_one": "baseline above one", "guarded": "guarded"}
+"""Shares of problems in the advantage stage's metrics, and what the page calls them."""
+
+ANSWER_SHARES = {
+    "punished_correct": "punished correct",
+    "punished_correct_own": "punished correct, own",
+    "punished_correct_cross": "punished correct, of others",
+}
+"""Shares of the best answers to problems with signal; the last only where answers are shared."""
+
 
 @dataclass(frozen=True)
 class Panel:

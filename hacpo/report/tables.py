@@ -11,7 +11,7 @@ from hacpo.report.checks import checks
 from hacpo.report.collect import STAGES, Measurements
 from hacpo.report.estimates import Estimate
 from hacpo.report.facts import AgentFacts, ProblemSet, SettingRow
-from hacpo.report.panels import color_of
+from hacpo.report.panels import ANSWER_SHARES, GROUP_SHARES, color_of
 from hacpo.report.scales import count, number, percent, points, seconds, short_count
 
 _NONE = '<span class="none">not there</span>'
@@ -260,6 +260,22 @@ def times(found: Measurements) -> str:
     ]
     rows.append(["peak memory", *(f"{count(peak)} MiB" if peak else "" for peak in peaks), "", ""])
     return grid(["stage", *columns, "share"], rows, caption="Time so far, added up over agents", kind="numeric")
+
+
+def shares(found: Measurements) -> str:
+    """What the baseline does in the latest step of each learner."""
+    titles = GROUP_SHARES | ANSWER_SHARES
+    rows = []
+    for agent in found.agents:
+        curves = {key: found.metric("advantage", "all", f"{agent}.{key}") for key in ("live_groups", "groups", *titles)}
+        if not curves["groups"]:
+            continue
+        step = max(curves["groups"])
+        cells = [percent(curve[step]) if step in curve else "" for curve in (curves[key] for key in titles)]
+        live = f"{count(curves['live_groups'].get(step, 0.0))} of {count(curves['groups'][step])}"
+        rows.append([named(found, agent), str(step), live, *cells])
+    header = ["learner", "at step", "problems with signal", *titles.values()]
+    return grid(header, rows, caption="Baselines in the latest step", kind="numeric") if rows else ""
 
 
 def _added(found: Measurements, stage: str, agent: str) -> dict[str, float]:

@@ -36,6 +36,7 @@ def rows_of(
             "text_bytes": 3,
             "effective_advantage": (-1.0) ** sample,
             "old_logprobs": [-2.0, -2.0, -2.0],
+            "sampler_weight": 1.0,
             **values,
         }
         for problem in range(problems)
@@ -61,6 +62,12 @@ def test_self_first_takes_own_responses_in_the_earlier_updates() -> None:
     plan = plan_updates(rows_of(), updates=4, order="self_first", seed=1)
     assert [{row["source"] for row in part} for part in plan.rows] == [{"ada"}, {"ada"}, {"bo"}, {"bo"}]
     assert sum(len(part) for part in plan.rows) == 24
+
+
+def test_without_a_seed_prompts_keep_their_order() -> None:
+    for order, updates, parts in (("mixed", 3, ["01", "23", "45"]), ("self_first", 4, ["012", "345", "012", "345"])):
+        plan = plan_updates(rows_of(), updates=updates, order=order, seed=None)
+        assert ["".join(sorted({row["problem_id"] for row in part})) for part in plan.rows] == parts
 
 
 def test_unusable_responses_are_left_out_but_counted() -> None:
@@ -159,6 +166,68 @@ def test_every_recipe_trains_with_finite_numbers(models: Path, recipe: str) -> N
     trace, metrics = trainer.train(plan_updates(rows_of(sources=sources), updates=2, order="mixed", seed=1))
     assert all(torch.isfinite(torch.tensor([v for v in row.values() if isinstance(v, float)])).all() for row in trace)
     assert metrics["grad_norm"] > 0
+
+
+def test_a_penalty_on_own_responses_never_asks_the_initial_policy_about_others(models: Path) -> None:
+    """Micro-batches of 5 mix own and cross rows, whose lengths differ; the penalty is a mean over own rows alone."""
+    far = load_model(models / "ada", SETTINGS)
+    with torch.no_grad():
+        for parameter in far.parameters():
+            parameter.mul_(0.5)
+    asked: list[int] = []
+    far.register_forward_pre_hook(lambda module, args, kwargs: asked.append(len(kwargs["input_ids"])), with_kwargs=True)
+    losses = {}
+    for responses, kl_coef in (("own", 0.0), ("own", 0.1), ("all", 0.1)):
+        for size in (64, 5):
+            trainer = trainer_of(models / "ada", size, kl_coef=kl_coef, kl_responses=responses)
+            trainer.initial_model = far
+            asked.clear()
+            _, metrics = trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+            losses[responses, kl_coef, size] = metrics["loss"]
+            assert sum(asked) == {("own", 0.0): 0, ("own", 0.1): 12, ("all", 0.1): 24}[responses, kl_coef]
+    for responses, kl_coef in (("own", 0.1), ("all", 0.1)):
+        assert losses[responses, kl_coef, 64] == pytest.approx(losses[responses, kl_coef, 5], abs=1e-6)
+    assert losses["all", 0.1, 64] > losses["own", 0.1, 64] > losses["own", 0.0, 64]
+    # A partner's responses alone: no penalty, and no initial policy is needed.
+    trainer = trainer_of(models / "ada", kl_coef=0.1, kl_responses="own")
+    trainer.initial_model = None
+    cross = [row for row in rows_of() if not row["is_self"]]
+    _, metrics = trainer.train(plan_updates(cross, updates=1, order="mixed", seed=1))
+    assert metrics["cross.rows"] == 12
+
+
+def test_a_sampler_weight_of_zero_is_no_signal_and_is_traced(models: Path) -> None:
+    def trained(**own: Any) -> tuple[Trainer, list[dict[str, Any]]]:
+        trainer = trainer_of(models / "ada")
+        rows = [{**row, **(own if row["is_self"] else {})} for row in rows_of()]
+        trace, _ = trainer.train(plan_updates(rows, updates=2, order="mixed", seed=1))
+        return trainer, trace
+
+    weightless, trace = trained(sampler_weight=0.0)
+    silent, _ = trained(effective_advantage=0.0)
+    plain, plain_trace = trained()
+    for name, tensor in weights(weightless).items():
+        assert torch.equal(tensor, weights(silent)[name]), name
+    assert any(not torch.equal(tensor, weights(plain)[name]) for name, tensor in weights(weightless).items())
+    assert [row["sampler_weight"] for row in trace] == [0.0 if row["is_self"] else 1.0 for row in trace]
+    # The objective does not show it: in the first update the two runs are alike.
+    for one, other in zip(trace, plain_trace, strict=True):
+        if one["update"] == 0:
+            assert (one["rollout_id"], one["objective"]) == (other["rollout_id"], other["objective"])
+
+
+def test_the_name_of_a_partner_is_only_a_label(models: Path) -> None:
+    results = []
+    for partner in ("bo", "zed"):
+        trainer = trainer_of(models / "ada")
+        rows = rows_of(sources=("ada", partner))
+        trace, metrics = trainer.train(plan_updates(rows, updates=2, order="mixed", seed=1))
+        numbers = [
+            {name: value for name, value in row.items() if name not in ("rollout_id", "source")} for row in trace
+        ]
+        results.append((numbers, metrics, weights(trainer)))
+    assert results[0][:2] == results[1][:2]
+    assert all(torch.equal(tensor, results[1][2][name]) for name, tensor in results[0][2].items())
 
 
 def test_naive_by_own_policy_divides_by_the_learners_old_logprobs(models: Path) -> None:

@@ -1,0 +1,86 @@
+"""Checkpoint folders: whole, with the files that never change unchanged, and the optimizer at the right update."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hacpo.audit.run import AuditRun
+from hacpo.weights import is_weights
+
+_HEADER_LENGTH = 8
+
+
+def check_checkpoint(run: AuditRun, step: int, agent: str) -> None:
+    """Check one checkpoint folder; step 0 is the model that the run began with."""
+    folder, first = run.layout.checkpoint(step, agent), run.layout.checkpoint(0, agent)
+    names = {path.name for path in folder.iterdir() if path.is_file()}
+    run.looked_at("checkpoints", 1, len(names))
+    if "config.json" not in names:
+        run.find("checkpoint", folder, expected="config.json", found="no such file")
+    weights = sorted(name for name in names if name.endswith(".safetensors"))
+    if not weights:
+        run.find("checkpoint", folder, expected="*.safetensors", found="no weights")
+    for name in weights:
+        _check_safetensors(run, folder / name)
+    if step == 0:
+        return
+    if first.is_dir():
+        _check_unchanged(run, folder, first, names)
+    trainer = folder / "trainer"
+    if not (trainer / "optimizer.safetensors").is_file():
+        run.find("checkpoint", trainer, expected="optimizer.safetensors", found="no such file")
+    else:
+        _check_safetensors(run, trainer / "optimizer.safetensors")
+    _check_state(run, trainer / "state.json", step * run.settings.updates_per_step + _updates_before(first))
+
+
+def _check_unchanged(run: AuditRun, folder: Path, first: Path, names: set[str]) -> None:
+    """Config, tokenizer and template are byte for byte those of the start."""
+    wanted = {path.name for path in first.iterdir() if path.is_file() and not is_weights(path)}
+    for name in sorted(wanted | {name for name in names if not is_weights(Path(name))}):
+        if name not in names:
+            run.find("checkpoint", folder / name, expected="as at the start", found="no such file")
+        elif name not in wanted:
+            run.find("checkpoint", folder / name, expected="no such file", found="a file that the start has not")
+        elif (folder / name).read_bytes() != (first / name).read_bytes():
+            run.find("checkpoint", folder / name, expected="the same bytes as at the start", found="other bytes")
+
+
+def _check_state(run: AuditRun, path: Path, updates: int) -> None:
+    state = _json(path)
+    found = state.get("updates_done") if isinstance(state, dict) else None
+    if found != updates:
+        shown = "not readable" if found is None else found
+        run.find("checkpoint", path, column="updates_done", expected=updates, found=shown)
+
+
+def _updates_before(first: Path) -> int:
+    """Updates behind a start that brings its own optimizer along."""
+    state = _json(first / "trainer" / "state.json")
+    value = state.get("updates_done", 0) if isinstance(state, dict) else 0
+    return value if isinstance(value, int) else 0
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _check_safetensors(run: AuditRun, path: Path) -> None:
+    """The file is as long as its header says (https://github.com/huggingface/safetensors, "Format")."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
+            header = json.loads(stream.read(length if length <= size else 0))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        wanted = _HEADER_LENGTH + length + max(ends, default=0)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):
+        run.find("checkpoint", path, expected="a safetensors header", found="damaged")
+        return
+    if size != wanted:
+        run.find("checkpoint", path, expected=f"{wanted} bytes, as its header says", found=f"{size} bytes")

@@ -1,0 +1,48 @@
+"""Metrics files against the tables whose numbers they repeat."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+from hacpo.audit.run import AuditRun
+
+RELATIVE, ABSOLUTE = 1e-9, 1e-12
+"""Of a number computed again in another order of additions."""
+
+
+def check_metrics(run: AuditRun, stage: str, step: int, name: str, expected: Mapping[str, float | None]) -> None:
+    """Compare one metrics file with numbers from tables.
+
+    Keys that follow from no table (seconds, peak memory, gradient norms...) are not compared, nor are keys of
+    `expected` that the file lacks or whose value is None (nothing known).
+    """
+    path = run.layout.metrics(stage, step, name)
+    if not path.is_file():
+        run.find("metrics", path, expected="a metrics file beside the stage's tables", found="no such file")
+        return
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        run.find("metrics", path, expected="JSON", found=str(error)[:120])
+        return
+    if not isinstance(found, dict):
+        run.find("metrics", path, expected="a mapping of numbers", found=type(found).__name__)
+        return
+    run.looked_at("metrics", sum(key in found for key in expected))
+    for key, wanted in expected.items():
+        if wanted is None or key not in found:
+            continue
+        value = found[key]
+        if not _close(value, wanted):
+            run.find("metrics", path, column=key, expected=wanted, found=value)
+
+
+def _close(value: object, wanted: float) -> bool:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isclose(value, wanted, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    except OverflowError:  # a whole number beyond every float
+        return False

@@ -1,0 +1,276 @@
+"""Rollouts and verdicts of one agent in one step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from hacpo import schema
+from hacpo.audit.inputs import Batch
+from hacpo.audit.lists import Flags, Ints, ListColumn
+from hacpo.audit.metrics import check_metrics
+from hacpo.audit.run import AuditRun
+from hacpo.audit.tables import Rows, read
+from hacpo.sampler_correction import effective_sample_size
+
+Floats = NDArray[np.float64]
+
+SAMPLER_TOLERANCE = 1e-3
+"""Nats that a token's log-probability may differ between sampling and rescoring with transformers in float32, where
+both come from the same weights and differ by rounding only (a cache while sampling, other batches): below 1e-5."""
+
+VERDICTS = ("correct", "wrong", "no_answer", "truncated", "timeout", "error")
+FINISH_REASONS = ("stop", "length")
+
+
+@dataclass(frozen=True)
+class Responses:
+    """What other tables must repeat of an agent's rollouts, by problem and sample, [R] with R = P * G.
+
+    Attributes:
+        ids: rollout_id.
+        present: which rows are there; values of others mean nothing.
+        tokens, logprobs, sampler_logprobs, prompts: of each response.
+        scored: how many of a response's sampled tokens are scored.
+        text_bytes: UTF-8 bytes of the text.
+        stopped: it ended by itself.
+    """
+
+    ids: Any
+    present: Flags
+    tokens: ListColumn
+    logprobs: ListColumn
+    sampler_logprobs: ListColumn
+    prompts: ListColumn
+    scored: Ints
+    text_bytes: Ints
+    stopped: Flags
+
+    @cached_property
+    def comparable(self) -> Flags:
+        """Rows whose log-probabilities are as many as their tokens."""
+        lengths = self.tokens.lengths
+        alike = (lengths == self.logprobs.lengths) & (lengths == self.sampler_logprobs.lengths)
+        return np.asarray(self.present & alike)
+
+    @cached_property
+    def source_logprob(self) -> Floats:
+        """Sum of the scored tokens' log-probabilities; NaN where it cannot be told."""
+        sums = self.logprobs.heads(np.minimum(self.scored, self.logprobs.lengths)).sums()
+        return np.where(self.comparable & np.isfinite(sums), sums, np.nan)
+
+    @cached_property
+    def sampler_log_weight(self) -> Floats:
+        """Sum over scored tokens of log p - log q (`hacpo.sampler_correction`); NaN where it cannot be told."""
+        ends = np.minimum(self.scored, self.sampler_logprobs.lengths)
+        sums = self.source_logprob - self.sampler_logprobs.heads(ends).sums()
+        return np.where(np.isfinite(sums), sums, np.nan)
+
+
+def response_ids(step: int, agent: str, problem_ids: Any, group_size: int) -> Any:
+    """The rollout_id of every response of an agent, by problem and sample: Arrow strings, [P * G]."""
+    problems = problem_ids.take(pa.array(np.repeat(np.arange(len(problem_ids)), group_size)))
+    samples = pa.array([f"{sample:03d}" for sample in range(group_size)] * len(problem_ids), pa.string())
+    return pc.binary_join_element_wise(f"{step:04d}/{agent}", problems, samples, "/")
+
+
+def check_rollouts(run: AuditRun, batch: Batch, agent: str) -> Responses | None:
+    """Check an agent's rollouts of a step; returns what the other tables must repeat of them."""
+    step, settings = batch.step, run.settings
+    content = read(run, run.layout.rollouts(step, agent), schema.ROLLOUTS, step=step, agent=agent)
+    if content is None:
+        run.skip(f"what follows from rollouts of {agent}", "they cannot be read")
+        return None
+    group = settings.responses_per_prompt
+    rows = Rows(run, content, "rollout_id", response_ids(step, agent, batch.problem_ids, group))
+    rows.equal("rollouts", "step", step)
+    rows.equal("rollouts", "agent", agent)
+    rows.equal("rollouts", "problem_id", batch.problem_ids.take(pa.array(np.repeat(np.arange(len(batch)), group))))
+    rows.equal("rollouts", "sample", np.tile(np.arange(group), len(batch)))
+    finish = rows.arrow("finish_reason")
+    responses = _responses(run, rows, finish)
+    _check_tokens(run, rows, responses, finish, agent)
+    _check_logprobs(run, rows, responses)
+    policy = run.policy(step - 1, agent)
+    if policy is None:
+        run.skip(f"policy of {agent}'s rollouts", "the previous step's checkpoint is not there (pruned)")
+        first = rows.arrow("policy")[int(np.argmax(rows.present))]
+        rows.equal("policy", "policy", first, note="all rollouts of a step come from one policy")
+    else:
+        rows.equal("policy", "policy", policy, note=f"SHA-256 of the weights after step {step - 1}")
+    if rows.complete:
+        check_metrics(run, "generate", step, agent, _generate_metrics(responses))
+    return responses
+
+
+def _responses(run: AuditRun, rows: Rows, finish: Any) -> Responses:
+    tokens = rows.lists("token_ids")
+    stopped = np.asarray(pc.equal(finish, "stop"))
+    score_eos = run.settings.algorithm.importance.score_eos
+    drop = stopped & (tokens.lengths > 1) & (not score_eos)
+    return Responses(
+        ids=rows.ids,
+        present=rows.present,
+        tokens=tokens,
+        logprobs=rows.lists("logprobs"),
+        sampler_logprobs=rows.lists("sampler_logprobs"),
+        prompts=rows.lists("prompt_token_ids"),
+        scored=tokens.lengths - drop,
+        text_bytes=np.asarray(pc.binary_length(rows.arrow("text")), dtype=np.int64),
+        stopped=stopped,
+    )
+
+
+def _check_tokens(run: AuditRun, rows: Rows, responses: Responses, finish: Any, agent: str) -> None:
+    """Lengths, ends, and one prompt per problem."""
+    tokens, prompts = responses.tokens, responses.prompts
+    most, group = run.settings.sampling.max_new_tokens, run.settings.responses_per_prompt
+    known = np.asarray(pc.is_in(finish, value_set=pa.array(FINISH_REASONS)))
+    rows.require("rollouts", "finish_reason", known, "stop or length")
+    rows.require("rollouts", "token_ids", tokens.lengths <= most, f"at most {most} tokens", found=tokens.lengths)
+    rows.require(
+        "rollouts", "token_ids", (tokens.lengths > 0) | ~responses.stopped, "the EOS that ended it", found="no token"
+    )
+    contexts = [limit for limit in (run.context_length(agent), run.settings.engine.vllm.max_model_len) if limit]
+    full = tokens.lengths == most
+    if contexts:
+        full |= prompts.lengths + tokens.lengths >= min(contexts)
+    rows.require(
+        "rollouts",
+        "finish_reason",
+        responses.stopped | full | ~known,
+        f"stop: it has fewer than {most} tokens and fits the context",
+    )
+    first_rows = np.arange(len(prompts)) // group * group
+    rows.require(
+        "rollouts",
+        "prompt_token_ids",
+        prompts.same_as(prompts, first_rows) | ~rows.present[first_rows],
+        "the same prompt for all responses to a problem",
+        found=prompts,
+    )
+    rows.require("rollouts", "prompt_token_ids", prompts.lengths > 0, "a prompt", found="no token")
+
+
+def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
+    """As many as tokens, finite, not positive, and alike on both sides where only rounding parts them."""
+    lengths = responses.tokens.lengths
+    for column, logprobs in (("logprobs", responses.logprobs), ("sampler_logprobs", responses.sampler_logprobs)):
+        rows.require(
+            "rollouts", column, logprobs.lengths == lengths, "as many as token_ids", found=_counted(logprobs.lengths)
+        )
+        good = np.isfinite(logprobs.values) & (logprobs.values <= 0)
+        if not good.all():
+            fine = ListColumn(logprobs.lengths, good).all_true()
+            rows.require("rollouts", column, fine, "finite numbers not above 0", found=logprobs)
+    settings = run.settings
+    engine = settings.engine
+    on_transformers = engine.name == "transformers" or (engine.name == "auto" and engine.device == "cpu")
+    if not (on_transformers and engine.dtype == "float32" and settings.sampling.top_p == 1.0):
+        run.skip(
+            "sampler_logprobs against logprobs",
+            "only transformers in float32 without a nucleus must give the same but for rounding",
+        )
+    elif responses.comparable.all():
+        far = np.abs(responses.logprobs.values - responses.sampler_logprobs.values) > SAMPLER_TOLERANCE
+        if far.any():
+            rows.require(
+                "rollouts",
+                "sampler_logprobs",
+                ListColumn(lengths, ~far).all_true(),
+                responses.logprobs,
+                found=responses.sampler_logprobs,
+                note=f"logprobs of the same weights, within {SAMPLER_TOLERANCE:g} nats",
+            )
+
+
+def _counted(lengths: Ints) -> Any:
+    return pa.array([f"{length} values" for length in lengths.tolist()])
+
+
+def _generate_metrics(responses: Responses) -> dict[str, float | None]:
+    tokens = responses.tokens
+    metrics: dict[str, float | None] = {
+        "rollouts": len(tokens),
+        "tokens": len(tokens.values),
+        "prompt_tokens": len(responses.prompts.values),
+        "truncated": float((~responses.stopped).mean()),
+    }
+    if responses.comparable.all() and len(tokens.values):
+        difference = responses.logprobs.values.astype(np.float64) - responses.sampler_logprobs.values
+        if np.isfinite(difference).all():
+            sizes = np.abs(difference)
+            metrics |= {
+                "sampler_difference_mean": float(sizes.mean()),
+                "sampler_difference_p99": float(np.quantile(sizes, 0.99)),
+                "sampler_difference_max": float(sizes.max()),
+                "sampler_ess": effective_sample_size(ListColumn(tokens.lengths, difference).sums().tolist()),
+            }
+    return metrics
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses | None) -> Floats | None:
+    """Check an agent's verdicts of a step; returns the rewards, [P * G], NaN where there is none."""
+    step = batch.step
+    content = read(run, run.layout.verdicts(step, agent), schema.VERDICTS, step=step, agent=agent)
+    if content is None:
+        run.skip(f"what follows from verdicts on {agent}", "they cannot be read")
+        return None
+    group = run.settings.responses_per_prompt
+    repeated = pa.array(np.repeat(np.arange(len(batch)), group))
+    rows = Rows(run, content, "rollout_id", response_ids(step, agent, batch.problem_ids, group))
+    rows.equal("verdicts", "problem_id", batch.problem_ids.take(repeated))
+    rows.equal("verdicts", "sample", np.tile(np.arange(group), len(batch)))
+    rows.equal("verdicts", "answer", batch.answers.take(repeated), note="the problem's answer")
+    stopped = None if responses is None else responses.stopped | ~responses.present
+    rewards = check_rewards(run, rows, "verdicts", stopped)
+    if rows.complete and np.isfinite(rewards).all():
+        counts = pc.value_counts(rows.arrow("verdict")).to_pylist()
+        check_metrics(
+            run,
+            "verify",
+            step,
+            agent,
+            {
+                **{f"verdict.{item['values']}": item["counts"] for item in counts},
+                "accuracy": math.fsum(rewards.tolist()) / len(rewards),
+            },
+        )
+    return np.where(rows.present, rewards, np.nan)
+
+
+def check_rewards(run: AuditRun, rows: Rows, check: str, stopped: Flags | None) -> Floats:
+    """Rewards against verdicts, and with the math verifier `truncated` against how responses ended (if that is known);
+    returns the rewards."""
+    rewards, verdict = rows.floats("reward"), rows.arrow("verdict")
+    rows.require(check, "reward", np.isfinite(rewards), "a finite number")
+    known = np.asarray(pc.is_in(verdict, value_set=pa.array(VERDICTS)))
+    rows.require(check, "verdict", known, " or ".join(VERDICTS))
+    failed = np.asarray(pc.is_in(verdict, value_set=pa.array(["error", "timeout"])))
+    silent = np.asarray(pc.is_null(rows.arrow("message")))
+    rows.require(check, "message", silent | failed, "none: nothing failed")
+    if not run.settings.verification.is_math:
+        run.skip("rewards against verdicts", "they are a function's of the user's own")
+        return rewards
+    correct = np.asarray(pc.equal(verdict, "correct"))
+    note = "1 for `correct`, 0 for any other verdict"
+    rows.close(check, "reward", correct.astype(np.float64), where=known, note=note)
+    if stopped is not None:
+        truncated = np.asarray(pc.equal(verdict, "truncated"))
+        rows.require(
+            check,
+            "verdict",
+            truncated == ~stopped,
+            np.where(stopped, "another than truncated: it stopped by itself", "truncated: the limit cut it"),
+        )
+    return rewards

@@ -1,0 +1,95 @@
+"""What the checks of an audit share: the run, the findings, and the account of what was looked at.
+
+A check is a function that takes an `AuditRun` and a part of the run, reads its tables through `hacpo.audit.tables`,
+calls `find` for each disagreement, `looked_at` for what it read and `skip` for what it could not check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hacpo import config
+from hacpo.audit.findings import Finding
+from hacpo.errors import HacpoError
+from hacpo.layout import Layout
+from hacpo.pipeline.project import Pipeline
+from hacpo.weights import policy_hash
+
+
+@dataclass
+class AuditRun:
+    """One audit of one run.
+
+    Attributes:
+        pipeline: the run; its settings are those the audit goes by.
+        findings: every disagreement so far, in the order of the checks.
+        rows: table -> rows read.
+        files: table -> files read.
+        skipped: (what was not checked, why) -> how many times.
+    """
+
+    pipeline: Pipeline
+    findings: list[Finding] = field(default_factory=list)
+    rows: Counter[str] = field(default_factory=Counter)
+    files: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    contexts: dict[str, int | None] = field(default_factory=dict)
+    """Agent -> its context length (see `context_length`)."""
+    stage_settings: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
+    """What the files of each table must say that their stage read (see `tables.stage_settings`)."""
+
+    @property
+    def settings(self) -> config.Settings:
+        """The settings that the audit goes by."""
+        return self.pipeline.settings
+
+    @property
+    def layout(self) -> Layout:
+        """Where the run's artifacts live."""
+        return self.pipeline.layout
+
+    @property
+    def agents(self) -> list[str]:
+        """Names, in the order of params.yaml."""
+        return list(self.settings.agents)
+
+    def sources(self, learner: str) -> list[str]:
+        """Whose rollouts a learner learns from."""
+        return self.agents if self.settings.algorithm.rollouts.share else [learner]
+
+    def policy(self, step: int, agent: str) -> str | None:
+        """Content hash of a checkpoint's weights; None if the checkpoint, or its weights, are not there."""
+        try:
+            return policy_hash(self.layout.checkpoint(step, agent))
+        except (HacpoError, OSError):
+            return None
+
+    def context_length(self, agent: str) -> int | None:
+        """Most tokens in one sequence that the agent's config allows; None if it does not say."""
+        if agent not in self.contexts:
+            self.contexts[agent] = None
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                config = json.loads((self.layout.checkpoint(0, agent) / "config.json").read_text(encoding="utf-8"))
+                inner = config.get("text_config", {})
+                limit = config.get("max_position_embeddings", inner.get("max_position_embeddings"))
+                self.contexts[agent] = limit if isinstance(limit, int) else None
+        return self.contexts[agent]
+
+    def find(self, check: str, path: Path, row: str = "", column: str = "", **facts: Any) -> None:
+        """Note a disagreement; `path` below the project's root, `facts` are further fields of `Finding`."""
+        file = path.relative_to(self.pipeline.root) if path.is_relative_to(self.pipeline.root) else path
+        self.findings.append(Finding(check, file, row, column, **facts))
+
+    def skip(self, what: str, why: str) -> None:
+        """Note what could not be checked."""
+        self.skipped[what, why] += 1
+
+    def looked_at(self, table: str, rows: int, files: int = 1) -> None:
+        """Note what was read."""
+        self.rows[table] += rows
+        self.files[table] += files

@@ -1,0 +1,368 @@
+"""Reading a table as an audit must: whatever is odd about a file is a finding, and the rest of it is looked at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import ArrayLike, NDArray
+
+from hacpo import schema
+from hacpo import settings as settings_of
+from hacpo.audit.lists import Flags, Ints, ListColumn, Taken
+from hacpo.audit.run import AuditRun
+from hacpo.layout import partition
+
+STAGE_OF = {
+    "problems": "prepare",
+    "schedule": "prepare",
+    "rollouts": "generate",
+    "verdicts": "verify",
+    "capability": "advantage",
+    "pool": "pool",
+    "advantages": "advantage",
+    "trace": "update",
+    "evaluations": "evaluate",
+}
+"""Table -> the stage whose settings its files repeat."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """A table that could be read.
+
+    Attributes:
+        shards: its files, and the row at which each begins.
+    """
+
+    path: Path
+    table: schema.Table
+    arrow: pa.Table
+    shards: list[tuple[int, Path]]
+
+    def file_of(self, row: int) -> Path:
+        """The file that holds a row."""
+        return next(path for start, path in reversed(self.shards) if start <= row)
+
+
+def read(
+    run: AuditRun,
+    path: Path,
+    table: schema.Table,
+    *,
+    step: int | None = None,
+    without: Sequence[str] = (),
+    **agent: str,
+) -> Content | None:
+    """Read a table of the run with every check that needs nothing but the table itself: whole files with right
+    checksums, of this table, run and partition, made with this run's settings, shards complete and of the right size,
+    the contract's columns and types without nulls, and no key twice.
+
+    Args:
+        without: settings of the stage that this table's files leave out (see `Stage.write`).
+
+    Returns:
+        None if nothing can be read; a finding says why.
+    """
+    shards = [path] if path.is_file() else sorted(path.glob("part-*.parquet"))
+    if not shards:
+        run.find("files", path, expected=f"the {table.name} table", found="holds no Parquet file")
+        return None
+    wanted = {
+        "schema": table.identity,
+        "run": run.pipeline.run,
+        "partition": "" if step is None else partition(step, **agent),
+    }
+    settings = stage_settings(run, table, without)
+    pieces = []
+    for number, shard in enumerate(shards):
+        if not path.is_file() and shard.name != f"part-{number:05d}.parquet":
+            run.find("files", shard, expected=f"part-{number:05d}.parquet", found=shard.name, note="a shard is missing")
+        piece = _read_shard(run, shard, table, {**wanted, "shard": f"{number}/{len(shards)}"}, settings)
+        if piece is None:
+            return None
+        pieces.append(piece)
+    if not path.is_file():
+        _check_sizes(run, shards, [len(piece) for piece in pieces])
+    content = pa.concat_tables(pieces)
+    starts = np.cumsum([0, *(len(piece) for piece in pieces)]).tolist()
+    run.looked_at(table.name, len(content), len(shards))
+    result = Content(path, table, content, list(zip(starts, shards, strict=False)))
+    _check_keys(run, result)
+    return result
+
+
+def stage_settings(run: AuditRun, table: schema.Table, without: Sequence[str] = ()) -> Mapping[str, Any]:
+    """What the files of a table must say that their stage read."""
+    key = (table.name, *without)
+    if key not in run.stage_settings:
+        settings = settings_of.reads(run.settings, STAGE_OF[table.name])
+        kept = {name: value for name, value in settings.items() if name not in without}
+        run.stage_settings[key] = json.loads(json.dumps(kept))
+    return run.stage_settings[key]
+
+
+def _read_shard(
+    run: AuditRun, shard: Path, table: schema.Table, wanted: Mapping[str, str], settings: Mapping[str, Any]
+) -> pa.Table | None:
+    try:
+        with pq.ParquetFile(shard, page_checksum_verification=True) as file:
+            found = file.schema_arrow
+            metadata = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
+            types = {name: found.field(name).type for name in table.schema.names if name in found.names}
+            content = file.read(columns=list(types))
+    except Exception as error:
+        # A damaged file makes pyarrow raise whatever its damage leads to.
+        said = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        run.find("files", shard, expected="a whole Parquet file", found=f"damaged or truncated: {said}")
+        return None
+    for name, value in wanted.items():
+        if metadata.get(f"hacpo.{name}") != value:
+            run.find("metadata", shard, column=f"hacpo.{name}", expected=value, found=metadata.get(f"hacpo.{name}"))
+    _check_settings(run, shard, metadata.get("hacpo.settings", ""), settings)
+    usable = True
+    for field in table.schema:
+        if field.name not in types:
+            run.find("columns", shard, column=field.name, expected=field.type, found="no such column")
+            usable = False
+        elif types[field.name] != field.type:
+            run.find("columns", shard, column=field.name, expected=field.type, found=types[field.name])
+            usable = False
+        elif content[field.name].null_count and not field.nullable:
+            missing = content[field.name].null_count
+            run.find("columns", shard, column=field.name, expected="a value", found="null", count=missing)
+            usable = False
+    return content.replace_schema_metadata(None).cast(table.schema) if usable else None
+
+
+def _check_settings(run: AuditRun, shard: Path, text: str, wanted: Mapping[str, Any]) -> None:
+    if text == json.dumps(wanted, sort_keys=True, ensure_ascii=False):
+        return
+    try:
+        found = json.loads(text)
+    except ValueError:
+        run.find("metadata", shard, column="hacpo.settings", expected="JSON", found=text[:80])
+        return
+    for key, expected, value in differences(wanted, found):
+        run.find("metadata", shard, column=f"hacpo.settings {key}", expected=expected, found=value)
+
+
+ABSENT = "not there"
+"""Stands for a value that is on one side only."""
+
+
+def differences(wanted: Any, found: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Dotted keys at which two trees of settings differ, with both values."""
+    if not isinstance(wanted, Mapping) or not isinstance(found, Mapping):
+        return [] if wanted == found and type(wanted) is type(found) else [(prefix, wanted, found)]
+    return [
+        item
+        for key in dict.fromkeys((*wanted, *found))
+        for item in differences(wanted.get(key, ABSENT), found.get(key, ABSENT), f"{prefix}.{key}" if prefix else key)
+    ]
+
+
+def _check_sizes(run: AuditRun, shards: Sequence[Path], sizes: Sequence[int]) -> None:
+    """Every file but the last is full."""
+    full = run.settings.storage.rows_per_shard
+    single = len(shards) == 1 and shards[0].parent.parent.name == "prompts"  # written in one piece, whatever its size
+    for number, (shard, size) in enumerate(zip(shards, sizes, strict=True)):
+        last = number == len(shards) - 1
+        if not single and (size > full or (size < full and not last) or (size == 0 and number > 0)):
+            run.find("files", shard, expected=f"{'at most ' if last else ''}{full} rows", found=f"{size} rows")
+
+
+def _check_keys(run: AuditRun, content: Content) -> None:
+    keys = list(content.table.key)
+    groups = content.arrow.group_by(keys).aggregate([([], "count_all")])
+    if len(groups) == len(content.arrow):
+        return
+    twice = groups.filter(pc.greater(groups["count_all"], 1)).slice(0, 1).to_pylist()[0]
+    rows = content.arrow.select(keys).to_pylist()
+    index = [number for number, row in enumerate(rows) if all(row[key] == twice[key] for key in keys)][1]
+    named = " ".join(str(twice[key]) for key in keys)
+    surplus = len(content.arrow) - len(groups)
+    run.find("keys", content.file_of(index), named, expected="this row once", found="twice", count=surplus)
+
+
+class Rows:
+    """A table's rows in the order in which they should be, for comparison column by column.
+
+    Rows that are missing, or there without being expected, or in another order are findings (check `rows`).
+
+    Args:
+        name: the column that identifies a row.
+        expected: the identities, in order; Arrow strings.
+
+    Attributes:
+        present: which of the expected rows are there; values of others mean nothing.
+    """
+
+    def __init__(self, run: AuditRun, content: Content, name: str, expected: Any) -> None:
+        self.run = run
+        self.content = content
+        self.ids = expected
+        found = content.arrow[name].combine_chunks()
+        self._index: Ints | None = None
+        self.present: Flags = np.ones(len(expected), dtype=np.bool_)
+        if not found.equals(expected):
+            self._align(name, found)
+
+    def _align(self, name: str, found: Any) -> None:
+        index = pc.index_in(self.ids, value_set=found)
+        self.present = np.asarray(pc.is_valid(index))
+        self._index = np.asarray(pc.fill_null(index, 0), dtype=np.int64)
+        missing = np.flatnonzero(~self.present)
+        if len(missing):
+            first = self.ids[int(missing[0])].as_py()
+            self.run.find("rows", self.content.path, first, expected="a row", found="no such row", count=len(missing))
+        unknown = np.flatnonzero(np.asarray(pc.is_null(pc.index_in(found, value_set=self.ids))))
+        if len(unknown):
+            row = int(unknown[0])
+            self.run.find(
+                "rows",
+                self.content.file_of(row),
+                found[row].as_py(),
+                name,
+                expected="no such row",
+                found="a row",
+                count=len(unknown),
+            )
+        order = self._index[self.present]
+        wrong = np.flatnonzero(order[1:] < order[:-1])
+        if len(wrong):
+            row = int(order[1:][wrong[0]])
+            self.run.find(
+                "rows",
+                self.content.file_of(row),
+                found[row].as_py(),
+                name,
+                expected="rows by problem, agent and sample",
+                found="another order",
+                count=len(wrong),
+            )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every expected row is there."""
+        return bool(self.present.all())
+
+    def arrow(self, column: str) -> Any:
+        """A column as one Arrow array, in the expected order."""
+        values = self.content.arrow[column]
+        if self._index is not None:
+            if not len(values):
+                return _blank(values.type, len(self))
+            values = values.take(pa.array(self._index))
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        return values
+
+    def floats(self, column: str) -> NDArray[np.float64]:
+        """A column of numbers as float64."""
+        return np.asarray(self.arrow(column).to_numpy(zero_copy_only=False), dtype=np.float64)
+
+    def ints(self, column: str) -> Ints:
+        """A column of whole numbers."""
+        return np.asarray(self.arrow(column).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+    def flags(self, column: str) -> Flags:
+        """A column of booleans."""
+        return np.asarray(self.arrow(column).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+    def lists(self, column: str) -> ListColumn:
+        """A column of lists."""
+        return ListColumn.of(self.arrow(column))
+
+    @cached_property
+    def path(self) -> Path:
+        """The table's path."""
+        return self.content.path
+
+    # --- comparing -------------------------------------------------------------------------------------------------
+
+    def equal(self, check: str, column: str, expected: Any, *, where: Flags | None = None, note: str = "") -> None:
+        """A column of texts, whole numbers or booleans against expected values (an Arrow array, or one value)."""
+        found = self.arrow(column)
+        if not isinstance(expected, (pa.Array, pa.Scalar)):
+            expected = pa.scalar(expected, found.type) if np.isscalar(expected) else pa.array(expected, found.type)
+        same = np.asarray(pc.fill_null(pc.equal(found, expected), False))
+        self.require(check, column, same, expected, where=where, note=note, found=found)
+
+    def close(
+        self,
+        check: str,
+        column: str,
+        expected: ArrayLike,
+        *,
+        relative: float = 0.0,
+        absolute: float = 0.0,
+        where: Flags | None = None,
+        note: str = "",
+    ) -> None:
+        """A column of numbers against expected ones; where NaN is expected nothing is known and all is well."""
+        found, wanted = self.floats(column), np.broadcast_to(np.asarray(expected, dtype=np.float64), (len(self),))
+        with np.errstate(invalid="ignore"):
+            same = (found == wanted) | (np.abs(found - wanted) <= absolute + relative * np.abs(wanted))
+        self.require(check, column, same | np.isnan(wanted), wanted, where=where, note=note, found=found)
+
+    def require(
+        self,
+        check: str,
+        column: str,
+        good: Flags,
+        expected: Any,
+        *,
+        found: Any = None,
+        where: Flags | None = None,
+        note: str = "",
+    ) -> None:
+        """One finding for all rows that are not good; the first is named.
+
+        Args:
+            expected, found: one value for all rows, or a value for each (an array); `found` None: the column's.
+        """
+        bad = self.present & ~good if where is None else self.present & ~good & where
+        if not bad.any():
+            return
+        first = int(np.argmax(bad))
+        found = self.arrow(column) if found is None else found
+        row = first if self._index is None else int(self._index[first])
+        self.run.find(
+            check,
+            self.content.file_of(row),
+            self.ids[first].as_py(),
+            column,
+            expected=_value(expected, first),
+            found=_value(found, first),
+            count=int(bad.sum()),
+            note=note,
+        )
+
+
+def _blank(kind: Any, count: int) -> Any:
+    """Values for rows of which none is there; nobody looks at them."""
+    value: Any = [] if pa.types.is_list(kind) else "" if pa.types.is_string(kind) else 0
+    return pa.array([value] * count).cast(kind)
+
+
+def _value(values: Any, row: int) -> Any:
+    """A value that can be shown: of an array the row's, of anything else itself."""
+    if isinstance(values, (ListColumn, Taken)):
+        values = values.row(row)
+    elif isinstance(values, (pa.Array, np.ndarray)):
+        values = values[row]
+    if isinstance(values, pa.Scalar):
+        values = values.as_py()
+    return values.item() if isinstance(values, np.generic) else values

@@ -1,0 +1,381 @@
+"""`hacpo audit` as a command: clean runs of every recipe, unfinished runs, damage, options, and what it covers.
+
+Which corruption is found where is in tests/test_audit_tamper.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import PARAMS, Cli, environment, make_project, train
+from hacpo.audit.lists import ListColumn
+from hacpo.audit.tables import differences
+from hacpo.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
+from hacpo.pipeline.project import Pipeline
+from tampering import Sandbox, make_sandbox
+
+SMALL = Path("pipelines/small")
+
+
+@pytest.fixture(scope="module")
+def copy(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    yield from make_sandbox(finished, tmp_path_factory.mktemp("sandbox"))
+
+
+@pytest.fixture
+def box(copy: Sandbox) -> Iterator[Sandbox]:
+    yield copy
+    copy.restore()
+
+
+def run(**options: Any) -> Audit:
+    return audit(Pipeline.open(SMALL), **{"texts": "none", **options})
+
+
+def unlocked(box: Sandbox) -> None:
+    """Without DVC's records, which know every file: what is found then follows from the tables."""
+    for lock in box.pipeline.rglob("dvc.lock"):
+        lock.unlink()
+
+
+def found(result: Audit) -> set[tuple[str, str, str]]:
+    return {
+        (finding.check, finding.file.as_posix().removeprefix("artifacts/small/"), finding.column)
+        for finding in result.findings
+    }
+
+
+# --- clean runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_clean_and_the_coverage_counts_it_all(box: Sandbox, cli: Cli) -> None:
+    result = cli("audit", "pipelines/small", "--texts", "none", "--json")
+    assert result.code == 0, result.out
+    report = json.loads(result.out)
+    assert (report["run"], report["clean"], report["findings"]) == ("small", True, [])
+    assert report["steps"] == {"from": 0, "until": 2, "reached": 2, "audited": [1, 2]}
+    rows = report["coverage"]["rows"]
+    # 2 steps, 2 agents, 8 prompts, 4 samples; pools and advantages hold both agents' for each learner.
+    assert (rows["rollouts"], rows["verdicts"]) == (128, 128)
+    assert (rows["pool"], rows["advantages"]) == (256, 256)
+    assert 0 < rows["trace"] <= 256
+    assert (rows["capability"], rows["checkpoints"], rows["evaluations"]) == (4, 6, 2 * 2 * 16 * 2)
+    assert rows["problems"] == 64 + 16
+    assert rows["schedule"] == 2 * 16  # once as a whole and once step by step
+    assert report["coverage"]["files"]["rollouts"] == 2 * 2 * 2  # shards of 20 rows
+
+
+def test_the_output_is_a_verdict_and_what_was_covered(box: Sandbox, cli: Cli) -> None:
+    result = cli("audit", "pipelines/small", "--texts", "none")
+    assert result.code == 0
+    assert result.out.splitlines()[-1] == "small: no finding"
+    assert "128 rollouts" in result.out
+    assert "texts: none" in result.out
+    assert "only `--deep` computes it again" in result.out
+    assert result.err == ""
+
+
+RECIPES = {
+    "gspo": "",
+    "gspo_x2": "",
+    "grpo": "",
+    "naive": "",
+    "naive_self": "  importance: {reference: self}",
+    "no_capability_baseline": "",
+    "no_discrepancy": "",
+    "no_clip": "",
+    "no_stepwise": "",
+    "reference_code": "",
+    "hacpo_alpha_2_self_first": (
+        "  importance: {alpha: 2.0, ratio_norm: own_tokens}\n"
+        "  loss: {minibatch_order: self_first, aggregation: mean, sampler_correction: truncated}"
+    ),
+    "hacpo_bytes_shrunk": (
+        "  importance: {ratio_norm: bytes, score_eos: false}\n"
+        "  advantage: {baseline: shrunk}\n  loss: {shuffle: false}\n"
+        "  capability: {metric: positive_rate, window: 1}"
+    ),
+    "hacpo_own": "  advantage: {baseline: own, cross_baseline: learner, baseline_guard: false}",
+    "hacpo_one_agent": "",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_clean(name: str, tmp_path: Path, models: Path, cli: Cli, monkeypatch: Any) -> None:
+    recipe = next(known for known in ("naive", "hacpo", name) if name.startswith(known))
+    head, _, tail = PARAMS.partition("algorithm:\n")
+    rest = tail[tail.index("data:") :]
+    params = f"{head}algorithm:\n  recipe: {recipe}\n{RECIPES[name]}\n{rest}"
+    agents = ["ada"] if name == "hacpo_one_agent" else ["ada", "bo"]
+    if agents == ["ada"]:
+        params = params.replace("  bo: {model: models/bo}\n", "")
+    root = make_project(tmp_path / "project", models, params)
+    monkeypatch.chdir(root)
+    assert cli("plan", "pipelines/small").code == 0
+    train(cli, "small", agents, steps=2)
+    result = cli("audit", "pipelines/small", "--texts", "all", "--json")
+    assert result.code == 0, result.out
+    assert json.loads(result.out)["steps"]["audited"] == [1, 2]
+
+
+# --- unfinished runs --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_has_not_begun(project: Path, cli: Cli) -> None:
+    result = cli("audit", "pipelines/small")
+    assert result.code == 2
+    assert "nothing to audit" in result.error
+
+
+def test_an_unfinished_run_is_audited_as_far_as_it_is(box: Sandbox) -> None:
+    unlocked(box)
+    for table in ("verdicts", "capability", "pool", "advantages", "updates", "checkpoints", "evaluations"):
+        shutil.rmtree(box.artifacts / table / "step=0002")
+    shutil.rmtree(box.artifacts / "rollouts" / "step=0002" / "agent=bo")
+    for stage in ("verify", "pool", "advantage", "update", "evaluate"):
+        shutil.rmtree(box.artifacts / "metrics" / stage / "step=0002")
+    result = run()
+    assert result.findings == []
+    assert (result.reached, result.steps) == (2, [1, 2])
+    assert result.rows["rollouts"] == 64 + 32
+    shutil.rmtree(box.artifacts / "rollouts" / "step=0002" / "agent=ada")
+    result = run()
+    assert result.findings == []
+    assert (result.reached, result.steps) == (1, [1])
+
+
+@pytest.mark.parametrize(
+    "hole",
+    [
+        "rollouts/step=0001/agent=ada",
+        "verdicts/step=0001/agent=bo",
+        "pool/step=0001/learner=ada",
+        "capability/step=0001/capability.parquet",
+        "advantages/step=0002/learner=bo",
+        "updates/step=0001/agent=ada/trace.parquet",
+    ],
+)
+def test_a_hole_in_the_middle_is_a_finding(box: Sandbox, hole: str) -> None:
+    unlocked(box)
+    path = box.artifacts / hole
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    result = run()
+    assert ("files", hole, "") in found(result)
+    assert {check for check, *_ in found(result)} == {"files"}, "the rest is still as it should be"
+    assert len(result.findings) == 1
+
+
+def test_pruned_checkpoints_are_not_checked_and_said_so(box: Sandbox) -> None:
+    unlocked(box)
+    shutil.rmtree(box.artifacts / "checkpoints" / "step=0001")
+    result = run()
+    assert result.findings == []
+    reasons = " ".join(what for what, _ in result.skipped)
+    assert "policy of ada's rollouts" in reasons
+    assert "checkpoints between the first and the last step" in reasons
+
+
+def test_a_missing_last_checkpoint_is_a_finding(box: Sandbox) -> None:
+    unlocked(box)
+    shutil.rmtree(box.artifacts / "checkpoints" / "step=0002" / "agent=bo")
+    assert found(run()) == {("files", "checkpoints/step=0002/agent=bo", "")}
+
+
+def test_a_range_of_steps(box: Sandbox, cli: Cli) -> None:
+    unlocked(box)
+    box.edit("advantages/step=0001/learner=ada", "advantage", lambda value: value + 1e-8)
+    assert run(first=2).findings == []
+    assert run(last=0).findings == []
+    assert {name for *_, name in found(run(last=1))} == {"advantage"}
+    assert run(first=2).steps == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--from", "3"), "--from is out of range"),
+        (("--until", "-1"), "--until is out of range"),
+        (("--from", "2", "--until", "1"), "--from is after --until"),
+        (("--texts", "some"), "some"),
+    ],
+)
+def test_bad_options_are_one_line(box: Sandbox, cli: Cli, options: tuple[str, ...], said: str) -> None:
+    result = cli("audit", "pipelines/small", *options)
+    assert result.code == 2
+    assert said in result.error
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_file_is_named_and_what_depends_on_it_is_not_checked(box: Sandbox) -> None:
+    unlocked(box)
+    shard = box.shards("verdicts/step=0001/agent=ada")[1]
+    shard.write_bytes(shard.read_bytes()[:200])
+    result = run()
+    assert found(result) == {("files", "verdicts/step=0001/agent=ada/part-00001.parquet", "")}
+    assert "damaged or truncated" in str(result.findings[0].found)
+    reasons = {what for what, _ in result.skipped}
+    assert {"what follows from verdicts on ada", "capability of ada", "advantages of bo"} <= reasons
+
+
+def test_a_flipped_bit_anywhere_in_a_shard_is_found(box: Sandbox) -> None:
+    """By the checksums of its pages and what follows from its rows; statistics in its footer only by DVC's records."""
+    shard = box.shards("rollouts/step=0001/agent=ada")[0]
+    size = shard.stat().st_size
+    by_tables = 0
+    for at in range(4, size, size // 25):
+        box.flip(shard, at)
+        checks = {finding.check for finding in run(last=1).findings}
+        assert checks, f"byte {at} of {size}"
+        by_tables += checks != {"lock"}
+        box.flip(shard, at)
+    assert by_tables >= 15
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all" * 50])
+def test_what_is_no_table_is_a_finding_whatever_it_is(box: Sandbox, content: bytes) -> None:
+    for place in ("schedule.parquet", "data/arithmetic/train.parquet", "updates/step=0001/agent=ada/trace.parquet"):
+        (box.artifacts / place).write_bytes(content)
+        assert ("files", place, "") in found(run())
+        box.restore()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"tokens": "many"}', '{"tokens": true}'])
+def test_metrics_that_are_no_numbers(box: Sandbox, text: str) -> None:
+    unlocked(box)
+    (box.artifacts / "metrics/generate/step=0001/ada.json").write_text(text)
+    assert {(check, file) for check, file, _ in found(run())} == {("metrics", "metrics/generate/step=0001/ada.json")}
+
+
+def test_further_columns_and_metrics_are_no_finding(box: Sandbox) -> None:
+    unlocked(box)
+    for table in ("rollouts/step=0001/agent=ada", "updates/step=0001/agent=ada/trace.parquet"):
+        for shard in box.shards(table):
+            content = pq.read_table(shard)
+            wider = content.append_column("notes", pa.array(["mine"] * len(content)))
+            pq.write_table(wider, shard, compression="zstd", write_page_checksum=True)
+    metrics = box.artifacts / "metrics/update/step=0001/ada.json"
+    metrics.write_text(json.dumps({**json.loads(metrics.read_text()), "watts": 3}))
+    assert run().findings == []
+
+
+def test_what_no_stage_makes_is_found(box: Sandbox) -> None:
+    unlocked(box)
+    places = [
+        "notes.txt",
+        "rollouts/step=0001/agent=eve/part-00000.parquet",
+        "rollouts/step=0001/agent=ada/old.parquet",
+        "pool/step=0000/learner=ada/part-00000.parquet",
+        "pool/.step=0002.tmp-1/part-00000.parquet",
+        "checkpoints/step=0001/agent=ada/.cache/x",
+        "metrics/generate/step=0001/eve.json",
+        "data/other/train.parquet",
+        "report/.index.html.tmp-7",
+    ]
+    for place in places:
+        path = box.artifacts / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    result = run()
+    assert {check for check, *_ in found(result)} == {"unknown"}
+    named = {file for _, file, _ in found(result)}
+    assert len(named) == len(places)
+    assert all(any(place.startswith(name) for name in named) for place in places)
+
+
+def test_steps_beyond_the_last_are_left_alone_and_said_so(box: Sandbox) -> None:
+    unlocked(box)
+    (box.artifacts / "rollouts/step=0003/agent=ada").mkdir(parents=True)
+    (box.artifacts / "rollouts/step=0003/agent=ada/part-00000.parquet").write_bytes(b"x")
+    result = run()
+    assert result.findings == []
+    assert any("beyond the last" in what for what, _ in result.skipped)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edited", ["params", "settings"])
+def test_a_setting_changed_after_the_run_is_one_finding(box: Sandbox, edited: str) -> None:
+    """Whichever of the two was changed, the audit goes by what the run's files say, not by the change."""
+    unlocked(box)
+    if edited == "params":
+        box.replace(box.pipeline / "params.yaml", "alpha: 1.0", "alpha: 3.0")
+    else:
+        box.replace(box.artifacts / "settings.json", '"alpha": 1.0', '"alpha": 3.0')
+    result = run()
+    assert found(result) == {("settings", "settings.json", "algorithm.importance.alpha")}
+    [finding] = result.findings
+    assert {finding.expected, finding.found} == {1.0, 3.0}
+
+
+def test_a_setting_changed_everywhere_but_in_the_tables_is_in_every_file(box: Sandbox) -> None:
+    unlocked(box)
+    box.replace(box.pipeline / "params.yaml", "alpha: 1.0", "alpha: 3.0")
+    box.replace(box.artifacts / "settings.json", '"alpha": 1.0', '"alpha": 3.0')
+    result = run()
+    column = "hacpo.settings algorithm.importance.alpha"
+    assert len([finding for finding in result.findings if finding.column == column]) == 4, "one for each trace"
+
+
+def test_differences_of_settings() -> None:
+    wanted = {"a": {"b": 1, "c": 2.0}, "d": [1]}
+    assert differences(wanted, {"a": {"b": 1, "c": 2.0}, "d": [1]}) == []
+    assert differences(wanted, {"a": {"b": 1.0, "c": 3.0}, "d": [1], "e": 0}) == [
+        ("a.b", 1, 1.0),
+        ("a.c", 2.0, 3.0),
+        ("e", "not there", 0),
+    ]
+
+
+# --- texts, torch, lists ----------------------------------------------------------------------------------------------
+
+
+def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(box: Sandbox, monkeypatch: Any) -> None:
+    from hacpo.audit import walk
+
+    assert ALL_TEXTS_UP_TO == 20_000
+    assert run(texts=None).texts == "all"
+    monkeypatch.setattr(walk, "ALL_TEXTS_UP_TO", 127)  # the run has 128
+    result = run(texts=None, first=1, last=1)
+    assert result.texts == "sample"
+
+
+def test_torch_is_not_loaded(box: Sandbox) -> None:
+    code = """
+import sys
+from hacpo.pipeline.command_line import run_app
+from stages.cli import app
+assert run_app(app, ["audit", "pipelines/small", "--texts", "none"]) == 0
+loaded = {"torch", "transformers", "vllm", "math_verify", "dvc"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), cwd=os.getcwd())
+
+
+def test_lists_by_hand() -> None:
+    column = ListColumn.of(pa.chunked_array([pa.array([[1, 2], []]), pa.array([[3, 4, 5]])]))
+    assert column.lengths.tolist() == [2, 0, 3]
+    assert column.sums().tolist() == [3.0, 0.0, 12.0]
+    assert column.row(2) == [3, 4, 5]
+    assert column.heads(np.array([1, 0, 2])).values.tolist() == [1, 3, 4]
+    other = ListColumn.of(pa.array([[3, 4, 5], [1, 2], [], [3, 4]]))
+    assert column.same_as(other, np.array([1, 2, 0])).tolist() == [True, True, True]
+    assert column.same_as(other, np.array([0, 2, 3])).tolist() == [False, True, False]
+    changed = ListColumn.of(pa.array([[1, 2], [], [3, 4, 6]]))
+    assert changed.same_as(column, np.arange(3)).tolist() == [True, True, False]
+    assert ListColumn.of(pa.array([[], []], pa.list_(pa.int32()))).sums().tolist() == [0.0, 0.0]
