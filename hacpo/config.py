@@ -414,6 +414,12 @@ class EngineSettings(Section):
         "float32", doc="Of weights and activations; log-probabilities are float32."
     )
     batch_size: int = knob(256, doc="Responses sampled or rescored together.", unit="responses", ge=1)
+    save_every: int = knob(
+        1024,
+        doc="Responses sampled between two saves: after a kill only what was not saved is sampled again.",
+        unit="responses",
+        ge=1,
+    )
     vllm: VllmSettings = VllmSettings()
     threads: int | None = knob(
         None, doc="CPU threads per process; null: all cores. Results are the same bytes only for the same number.", ge=1

@@ -76,6 +76,10 @@ class Layout:
         """Flat numbers about one stage's work."""
         return self.root / "metrics" / stage / step_dir(step) / f"{agent}.json"
 
+    def saved(self, table: str, step: int, agent: str) -> Path:
+        """What a stage keeps while it is at work, so that it can go on after a kill; outside every table's folder."""
+        return self.root / ".saved" / table / step_dir(step) / f"agent={agent}"
+
     @property
     def report(self) -> Path:
         """The HTML report and the joined metrics."""

@@ -27,6 +27,7 @@ def evaluate(
     ) as stage:
         from hacpo.engines.base import SamplingRequest
         from hacpo.engines.loading import open_engine
+        from hacpo.engines.saved import SavingSampler
         from hacpo.prompts import messages
         from hacpo.seeds import derive_seed
 
@@ -42,6 +43,9 @@ def evaluate(
                 settings.engine,
                 stage.pipeline.checkpoint_command(step, agent),
             )
+            sampler = SavingSampler(
+                engine.sampler, engine.policy, settings.engine, stage.outputs.saved("evaluations", step, agent)
+            )
             for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
                 path = stage.inputs.problems(benchmark.data)
                 problems = stage.read(path, schema.PROBLEMS, "prepare").to_pylist()[:limit]
@@ -52,7 +56,7 @@ def evaluate(
                     )
                     for problem in problems
                 }
-                responses = engine.sampler.sample(
+                responses = sampler.sample(
                     [
                         SamplingRequest(
                             prompts[problem["problem_id"]],
@@ -107,6 +111,7 @@ def evaluate(
             agent=agent,
             rows_per_shard=settings.storage.rows_per_shard,
         )
+        sampler.forget()
         check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(step, agent))
         stage.summary = ", ".join(
             f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks

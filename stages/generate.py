@@ -35,6 +35,7 @@ def generate(
     ) as stage:
         from hacpo.engines.base import SamplingRequest
         from hacpo.engines.loading import open_engine
+        from hacpo.engines.saved import SavingSampler
         from hacpo.prompts import messages
         from hacpo.sampler_correction import sampler_metrics
         from hacpo.seeds import derive_seed
@@ -60,7 +61,10 @@ def generate(
             for problem, sample in keys
         ]
         sampling = settings.sampling
-        responses = engine.sampler.sample(
+        sampler = SavingSampler(
+            engine.sampler, engine.policy, settings.engine, stage.outputs.saved("rollouts", step, agent)
+        )
+        responses = sampler.sample(
             requests,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -95,6 +99,7 @@ def generate(
             agent=agent,
             rows_per_shard=settings.storage.rows_per_shard,
         )
+        sampler.forget()
         tokens = sum(len(response.token_ids) for response in responses)
         stage.metrics |= {
             **engine.metrics,

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import PARAMS, Cli, environment, make_project, train
+from conftest import PARAMS, ROOT, Cli, environment, make_project, train
 from hacpo.audit.lists import ListColumn
 from hacpo.audit.tables import differences
 from hacpo.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
@@ -340,6 +340,14 @@ def test_differences_of_settings() -> None:
         ("a.c", 2.0, 3.0),
         ("e", "not there", 0),
     ]
+
+
+@pytest.mark.slow
+def test_the_speed_benchmark_makes_a_run_that_is_clean() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "audit_speed.py"), "--steps", "2", "--rollouts", "160"]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "640 rollouts" in result.stdout
 
 
 # --- texts, torch, lists ----------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from hacpo import schema
 from hacpo.audit.metrics import check_metrics
 from hacpo.audit.responses import FINISH_REASONS, check_rewards
+from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
-from hacpo.audit.tables import Content, Rows, read
+from hacpo.audit.tables import Content, read
 
 IDENTITY = "benchmark/problem_id/sample"
 """How findings name a row of an evaluation."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from hacpo.audit.run import AuditRun
 
 CHECK = "unknown"
-_IGNORED = {".gitignore", ".locks"}
-"""DVC's own, and the locks between processes."""
+_IGNORED = {".gitignore", ".locks", ".saved"}
+"""DVC's own, the locks between processes, and what an unfinished stage keeps for its next start."""
 _STEP = re.compile(r"step=(\d{4})")
 _SHARD = re.compile(r"part-\d{5}\.parquet")
 _PER_AGENT = {

@@ -16,8 +16,9 @@ from hacpo import schema
 from hacpo.audit.inputs import Batch
 from hacpo.audit.lists import Flags, Ints, ListColumn
 from hacpo.audit.metrics import check_metrics
+from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
-from hacpo.audit.tables import Rows, read
+from hacpo.audit.tables import read
 from hacpo.sampler_correction import effective_sample_size
 
 Floats = NDArray[np.float64]

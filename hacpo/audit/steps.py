@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hacpo.audit.advantages import check_advantages, check_capability
 from hacpo.audit.checkpoints import check_checkpoint
 from hacpo.audit.evaluations import check_evaluation
 from hacpo.audit.inputs import Batch, check_prompts
 from hacpo.audit.metrics import check_metrics
-from hacpo.audit.pools import check_advantages, check_capability, check_pool
+from hacpo.audit.pools import check_pool
 from hacpo.audit.responses import check_rollouts, check_verdicts
+from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
-from hacpo.audit.tables import Rows
 from hacpo.audit.traces import check_trace
 from hacpo.pipeline.plan import evaluated
 

@@ -15,8 +15,9 @@ from hacpo.audit.lists import Flags, Ints
 from hacpo.audit.metrics import check_metrics
 from hacpo.audit.pools import TOLERANCE, PoolOrder
 from hacpo.audit.responses import Floats, Responses
+from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
-from hacpo.audit.tables import Rows, read
+from hacpo.audit.tables import read
 from hacpo.trace import LOG_RATIO_BOUND, TraceColumns, trace_columns
 from hacpo.updates import shuffle_seed, update_slots
 

@@ -103,13 +103,11 @@ def audit(
     steps = range(first, last + 1)
     for step in steps:
         tell("tables", step - first, len(steps))
-        if step in inputs.batches and presence.at(run, step):
-            with np.errstate(
-                all="ignore"
-            ):  # numbers that are not finite are findings, and so is what follows from them
+        with np.errstate(all="ignore"):  # numbers that are not finite are findings, not warnings
+            if step in inputs.batches and presence.at(run, step):
                 check_step(run, inputs.batches[step], presence)
-            result.steps.append(step)
-        check_models(run, step, presence, inputs.sets)
+                result.steps.append(step)
+            check_models(run, step, presence, inputs.sets)
     check_leftovers(run)
     tell("records of DVC", len(steps), len(steps))
     check_locks(run)

@@ -1,0 +1,119 @@
+"""Sampling that survives a kill: what has been drawn is kept block by block, and only the rest is drawn again.
+
+A block is a run of requests in their order, so an interrupted stage and an undisturbed one put the same requests
+together and draw the same bytes. A saved block is found again by a digest of everything its responses depend on: the
+policy, the engine's settings, how they were drawn, and each request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from hacpo import schema
+from hacpo.config import EngineSettings
+from hacpo.engines.base import OnProgress, SampledResponse, Sampler, SamplingRequest
+from hacpo.errors import ArtifactError, MissingInputError
+
+_BLOCK = schema.Table(
+    "saved_responses",
+    pa.schema(
+        [
+            pa.field("request", pa.int32(), nullable=False),
+            schema.ROLLOUTS.schema.field("token_ids"),
+            schema.ROLLOUTS.schema.field("sampler_logprobs"),
+            schema.ROLLOUTS.schema.field("finish_reason"),
+        ]
+    ),
+    ("request",),
+)
+
+
+@dataclass(frozen=True)
+class SavingSampler:
+    """A sampler (`base.Sampler`) that saves its responses below a folder while it draws them.
+
+    Attributes:
+        sampler: who draws.
+        policy: content hash of the weights.
+        settings: the engine's; `save_every` is the size of a block.
+        folder: where blocks are kept. `forget` removes it.
+    """
+
+    sampler: Sampler
+    policy: str
+    settings: EngineSettings
+    folder: Path
+
+    def sample(
+        self,
+        requests: Sequence[SamplingRequest],
+        *,
+        temperature: float,
+        top_p: float,
+        max_new_tokens: int,
+        on_progress: OnProgress | None = None,
+    ) -> list[SampledResponse]:
+        """See `base.Sampler`."""
+        responses: list[SampledResponse] = []
+        for start in range(0, len(requests), self.settings.save_every):
+            block = requests[start : start + self.settings.save_every]
+            path = self.folder / f"{self._digest(block, temperature, top_p, max_new_tokens)}.parquet"
+            drawn = _saved(path, len(block))
+            if drawn is None:
+                done = len(responses)
+                drawn = self.sampler.sample(
+                    block,
+                    temperature=temperature,
+                    top_p=top_p,
+                    max_new_tokens=max_new_tokens,
+                    on_progress=_shifted(on_progress, done, len(requests)),
+                )
+                _save(path, drawn)
+            responses += drawn
+            if on_progress:
+                on_progress(len(responses), len(requests))
+        return responses
+
+    def forget(self) -> None:
+        """Remove what was saved: the stage has written its table."""
+        schema.remove(self.folder)
+
+    def _digest(self, block: Sequence[SamplingRequest], temperature: float, top_p: float, max_new_tokens: int) -> str:
+        depends = [self.policy, self.settings.model_dump(mode="json"), temperature, top_p, max_new_tokens]
+        asked = [[request.seed, *map(int, request.prompt_token_ids)] for request in block]
+        return hashlib.sha256(json.dumps([depends, asked], sort_keys=True).encode()).hexdigest()
+
+
+def _shifted(on_progress: OnProgress | None, done: int, total: int) -> OnProgress | None:
+    return None if on_progress is None else lambda now, _: on_progress(done + now, total)
+
+
+def _save(path: Path, responses: Sequence[SampledResponse]) -> None:
+    columns = {
+        "request": list(range(len(responses))),
+        "token_ids": [response.token_ids for response in responses],
+        "sampler_logprobs": [response.logprobs for response in responses],
+        "finish_reason": [response.finish_reason for response in responses],
+    }
+    schema.write_table(path, _BLOCK, schema.to_arrow(_BLOCK, columns), run="")
+
+
+def _saved(path: Path, count: int) -> list[SampledResponse] | None:
+    """The saved block, or None where there is none that is whole."""
+    try:
+        rows = schema.read_table(path, _BLOCK).to_pylist()
+    except (ArtifactError, MissingInputError):
+        return None
+    if len(rows) != count:
+        return None
+    return [
+        SampledResponse(row["token_ids"], np.array(row["sampler_logprobs"], dtype=np.float32), row["finish_reason"])
+        for row in rows
+    ]
