@@ -37,7 +37,7 @@ imports: $(READY)
 	lint-imports
 
 unit: $(READY)
-	pytest
+	pytest -n auto --dist worksteal
 
 clean:
 	rm -rf artifacts/* .mypy_cache .ruff_cache .pytest_cache

@@ -625,11 +625,18 @@ class Settings(Section):
                 "sampling.group_size: baseline 'own' compares an agent's own responses to one prompt and needs at "
                 f"least 2, found {self.responses_per_prompt}"
             )
-        if self.updates_per_step > self.batch.prompts and self.algorithm.loss.minibatch_order == "mixed":
-            raise ValueError(
-                f"batch.prompts: {self.batch.prompts} prompts cannot be split over {self.updates_per_step} updates; "
-                "raise batch.prompts or batch.minibatch_prompts"
-            )
         if "{problem}" not in self.prompt.user:
             raise ValueError("prompt.user: must contain {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _updates_have_prompts(self) -> Settings:
+        updates, rollouts = self.updates_per_step, self.algorithm.rollouts
+        if rollouts.share and len(self.agents) > 1 and self.algorithm.loss.minibatch_order == "self_first":
+            updates -= updates // len(self.agents)  # own responses have their updates, cross responses the others
+        if updates > self.batch.prompts:
+            raise ValueError(
+                f"batch.prompts: {self.batch.prompts} prompts cannot be split over {updates} updates; "
+                "raise batch.prompts or batch.minibatch_prompts"
+            )
         return self

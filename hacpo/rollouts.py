@@ -18,8 +18,8 @@ def first_problems(rows: Sequence[Row], limit: int | None) -> list[Row]:
     """The rows of the first `limit` problems, in order; all if None."""
     if limit is None:
         return list(rows)
-    problems = list(dict.fromkeys(row["problem_id"] for row in rows))[:limit]
-    return [row for row in rows if row["problem_id"] in set(problems)]
+    problems = set(list(dict.fromkeys(row["problem_id"] for row in rows))[:limit])
+    return [row for row in rows if row["problem_id"] in problems]
 
 
 def with_rewards(rollouts: Sequence[Row], verdicts: Sequence[Row]) -> list[Row]:

@@ -379,8 +379,10 @@ def _read_shard(
             for wanted_field in table.schema:
                 if columns is not None and wanted_field.name not in columns:
                     continue
-                if wanted_field.name not in schema.names:
-                    raise ArtifactError(f"column {wanted_field.name!r} is missing", where=shard, remedy=remedy)
+                times = schema.names.count(wanted_field.name)
+                if times != 1:
+                    problem = "is there twice" if times else "is missing"
+                    raise ArtifactError(f"column {wanted_field.name!r} {problem}", where=shard, remedy=remedy)
                 found_type = schema.field(wanted_field.name).type
                 if found_type != wanted_field.type:
                     raise ArtifactError(

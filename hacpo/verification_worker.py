@@ -194,7 +194,7 @@ class _Child:
         self._asked += 1
         self.is_spent = True  # until it has answered in time and in bounds
         with contextlib.suppress(BrokenPipeError):
-            unsent = memoryview(line)
+            unsent = memoryview(b"%d %s" % (self._asked, line))
             while unsent:
                 unsent = unsent[os.write(self._requests, unsent) :]
         while (left := deadline - time.monotonic()) > 0:
@@ -203,10 +203,16 @@ class _Child:
                 return failure(f"it took more than {self._memory >> 20} MiB of memory")
             if answered:
                 reply = os.read(self._replies, 4096)
-                if not reply.endswith(b"\n"):
+                if not reply:
                     return failure("the process died of it")
+                # A function that forks or writes to our pipe must not hand its reward to the next response.
+                number, _, judgement = reply.partition(b" ")
+                if number != b"%d" % self._asked or reply.find(b"\n") != len(reply) - 1:
+                    return failure("the process sent something else than one verdict")
                 self.is_spent = self._asked >= _RENEW_AFTER or self._grown() > self._memory // 2
-                return Judgement(**json.loads(reply))
+                return Judgement(**json.loads(judgement))
+            if os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return failure("the process died of it")  # though a process that it started keeps the pipe open
         return failure(f"no verdict after {seconds:g} s", "timeout")
 
     def kill(self) -> None:
@@ -260,8 +266,9 @@ def _serve(judge: _Judge, requests: int, replies: int, memory_bytes: int, parent
         if os.getppid() == parent:
             _limit_memory(memory_bytes)
             for line in os.fdopen(requests, "rb"):
-                judgement = judge(json.loads(line)["question"])
-                os.write(replies, json.dumps(asdict(judgement)).encode() + b"\n")
+                number, _, request = line.partition(b" ")
+                judgement = judge(json.loads(request)["question"])
+                os.write(replies, b"%s %s\n" % (number, json.dumps(asdict(judgement)).encode()))
     finally:
         os._exit(0)
 

@@ -10,7 +10,9 @@ from hacpo.pipeline.session import Session
 from stages.advantage import advantage
 from stages.audit import audit
 from stages.evaluate import evaluate
+from stages.export import export
 from stages.generate import generate
+from stages.import_problems import import_problems
 from stages.plan import plan
 from stages.pool import pool
 from stages.prepare import prepare
@@ -45,8 +47,10 @@ for command in (
     audit,
     show,
     what_if,
+    export,
 ):
     app.command()(command)
+app.command("import")(import_problems)
 
 
 def execute(arguments: Sequence[str], session: Session) -> None:

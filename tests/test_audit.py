@@ -5,6 +5,7 @@ Which corruption is found where is in tests/test_audit_tamper.py.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -18,10 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from conftest import PARAMS, ROOT, Cli, environment, make_project, train
 from hacpo.audit.lists import ListColumn
 from hacpo.audit.tables import differences
+from hacpo.audit.view import print_audit
 from hacpo.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
 from hacpo.pipeline.project import Pipeline
 from tampering import Sandbox, make_sandbox
@@ -131,6 +134,18 @@ def test_every_recipe_is_clean(name: str, tmp_path: Path, models: Path, cli: Cli
     assert json.loads(result.out)["steps"]["audited"] == [1, 2]
 
 
+def test_a_narrow_terminal_shows_whole_names(box: Sandbox) -> None:
+    """80 columns fold a path and a row's key, but cut nothing off."""
+    unlocked(box)
+    edited = box.edit("verdicts/step=0001/agent=ada", "answer", lambda answer: "nonsense")
+    console = Console(width=80, file=io.StringIO(), record=True)
+    print_audit(console, run())
+    rows = [line for line in console.export_text().splitlines() if line.startswith("│")]
+    assert {len(row) for row in rows} == {80}
+    place = "".join(row.split("│")[2].strip() for row in rows)
+    assert f"artifacts/small/{edited['table']}/part-00000.parquet{edited['rollout_id']}" in place
+
+
 # --- unfinished runs --------------------------------------------------------------------------------------------------
 
 
@@ -140,11 +155,20 @@ def test_a_run_that_has_not_begun(project: Path, cli: Cli) -> None:
     assert "nothing to audit" in result.error
 
 
+def test_a_run_without_its_first_models_has_no_finding(project: Path, cli: Cli) -> None:
+    for stage in ("plan", "resolve", "prepare"):
+        assert cli(stage, "pipelines/small").code == 0
+    result = cli("audit", "pipelines/small", "--texts", "all")
+    assert result.code == 0, result.out
+    assert "between the first and the last" not in result.out
+
+
 def test_an_unfinished_run_is_audited_as_far_as_it_is(box: Sandbox) -> None:
     unlocked(box)
     for table in ("verdicts", "capability", "pool", "advantages", "updates", "checkpoints", "evaluations"):
         shutil.rmtree(box.artifacts / table / "step=0002")
     shutil.rmtree(box.artifacts / "rollouts" / "step=0002" / "agent=bo")
+    (box.artifacts / "metrics" / "generate" / "step=0002" / "bo.json").unlink()
     for stage in ("verify", "pool", "advantage", "update", "evaluate"):
         shutil.rmtree(box.artifacts / "metrics" / stage / "step=0002")
     result = run()
@@ -152,6 +176,7 @@ def test_an_unfinished_run_is_audited_as_far_as_it_is(box: Sandbox) -> None:
     assert (result.reached, result.steps) == (2, [1, 2])
     assert result.rows["rollouts"] == 64 + 32
     shutil.rmtree(box.artifacts / "rollouts" / "step=0002" / "agent=ada")
+    shutil.rmtree(box.artifacts / "metrics" / "generate" / "step=0002")
     result = run()
     assert result.findings == []
     assert (result.reached, result.steps) == (1, [1])
@@ -254,7 +279,7 @@ def test_what_is_no_table_is_a_finding_whatever_it_is(box: Sandbox, content: byt
         box.restore()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"tokens": "many"}', '{"tokens": true}'])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000, '{"tokens": "many"}', '{"tokens": true}'])
 def test_metrics_that_are_no_numbers(box: Sandbox, text: str) -> None:
     unlocked(box)
     (box.artifacts / "metrics/generate/step=0001/ada.json").write_text(text)

@@ -321,6 +321,17 @@ def test_a_missing_dvc_yaml(sandbox: Sandbox) -> None:
     assert only(audit()).file == Path("pipelines/small/steps/0002/dvc.yaml")
 
 
+def test_a_run_that_was_never_planned_has_no_records_to_check(sandbox: Sandbox) -> None:
+    for path in [*sandbox.pipeline.rglob("dvc.yaml"), *sandbox.pipeline.rglob("dvc.lock")]:
+        path.unlink()
+    run = audit()
+    assert run.findings == []
+    assert run.skipped["dvc.yaml", "there is none: every stage was run by hand"] == 4
+    # One that is left says that there were others.
+    sandbox.lock().write_text("stages: {}\n")
+    assert {found.file.name for found in audit().findings} == {"dvc.yaml"}
+
+
 def test_places_are_relative_to_the_project_however_the_pipeline_is_named(sandbox: Sandbox) -> None:
     sandbox.lock(2).write_text("[]")
     sandbox.replace(sandbox.pipeline / "steps" / "0001" / "dvc.yaml", "hacpo", "hacpö")

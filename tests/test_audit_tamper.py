@@ -754,6 +754,81 @@ def a_dropped_metrics_file(box: Sandbox) -> Named:
 
 
 @case()
+def a_dropped_metric(box: Sandbox) -> Named:
+    path = box.artifacts / "metrics/verify/step=0001/ada.json"
+    metrics = json.loads(path.read_text())
+    accuracy = metrics.pop("accuracy")
+    path.write_text(json.dumps(metrics))
+    return Named("metrics", "metrics/verify/step=0001/ada.json", "", "accuracy", accuracy, "no such key")
+
+
+@case()
+def a_count_of_what_is_not_there(box: Sandbox) -> Named:
+    path = box.artifacts / "metrics/verify/step=0001/ada.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "verdict.error": 9}))
+    return Named("metrics", "metrics/verify/step=0001/ada.json", "", "verdict.error", "no such key", 9)
+
+
+@case()
+def metrics_of_an_evaluation_that_never_was(box: Sandbox) -> Named:
+    """Steps are evaluated every second time; the report would show it as a point of the curve."""
+    path = box.artifacts / "metrics/evaluate/step=0001/ada.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"heldout.accuracy": 1.0}))
+    return Named("unknown", "metrics/evaluate/step=0001/ada.json", expected="nothing", found="a file")
+
+
+@case()
+def metrics_of_a_second_start(box: Sandbox) -> Named:
+    path = box.artifacts / "metrics/warmup/step=0002"
+    path.mkdir()
+    (path / "ada.json").write_text("{}")
+    return Named("unknown", "metrics/warmup/step=0002", expected="nothing", found="a folder")
+
+
+@case()
+def the_last_steps_tables_dropped(box: Sandbox) -> list[Named]:
+    """Its checkpoints and evaluations cannot have come from nothing."""
+    tables = ["rollouts", "verdicts", "pool", "advantages", "updates", "capability"]
+    for table in tables:
+        shutil.rmtree(box.artifacts / table / "step=0002")
+    missing = {"found": "missing", "expected": re.compile("later ones were made from it")}
+    return [
+        Named("files", "updates/step=0002/agent=ada/trace.parquet", **missing),
+        Named("files", "rollouts/step=0002/agent=bo", **missing),
+    ]
+
+
+@case()
+def problems_and_schedule_dropped(box: Sandbox) -> list[Named]:
+    shutil.rmtree(box.artifacts / "data")
+    (box.artifacts / "schedule.parquet").unlink()
+    return [
+        Named("files", "schedule.parquet", expected="the schedule table", found="no such file"),
+        Named("files", "data/arithmetic/train.parquet", expected="the problems table", found="no such file"),
+    ]
+
+
+@case()
+def a_table_in_one_file(box: Sandbox) -> Named:
+    """Same rows and metadata as its shards, but where readers look for a folder."""
+    folder = box.artifacts / ROLLOUTS
+    whole = pa.concat_tables([pq.read_table(shard) for shard in box.shards(ROLLOUTS)])
+    metadata = {**whole.schema.metadata, b"hacpo.shard": b"0/1"}
+    shutil.rmtree(folder)
+    pq.write_table(whole.replace_schema_metadata(metadata), folder)
+    return Named("unknown", ROLLOUTS, expected="nothing", found="a file")
+
+
+@case(texts=1)
+def a_column_twice(box: Sandbox) -> Named:
+    shard = box.shards(VERDICTS)[0]
+    table = pq.read_table(shard)
+    pq.write_table(table.append_column("reward", table["reward"]), shard)
+    return Named("columns", f"{VERDICTS}/part-00000.parquet", "", "reward", "this column once", "twice")
+
+
+@case()
 def a_leftover_file(box: Sandbox) -> Named:
     (box.artifacts / "rollouts/step=0001/agent=ada/part-00000.parquet.bak").write_text("x")
     return Named("unknown", f"{ROLLOUTS}/part-00000.parquet.bak", expected="nothing", found="a file")
@@ -803,6 +878,13 @@ def edited_tokenizer(box: Sandbox) -> Named:
     return Named(
         "checkpoint", f"{BEFORE}/tokenizer.json", expected="the same bytes as at the start", found="other bytes"
     )
+
+
+@case()
+def weights_in_another_format(box: Sandbox) -> Named:
+    (box.artifacts / BEFORE / "pytorch_model.bin").write_bytes(b"x")
+    path = f"{BEFORE}/pytorch_model.bin"
+    return Named("checkpoint", path, expected="no such file", found="weights that no update writes")
 
 
 @case()

@@ -202,6 +202,37 @@ def test_what_a_function_starts_ends_with_it(misbehaving: Callable[..., dict[str
     assert left == []
 
 
+@pytest.mark.parametrize("misdeed", ["fork", "forge"])
+def test_no_response_gets_the_reward_of_another(misdeed: str, tmp_path: Path) -> None:
+    """Two processes that return a reward, or a verdict written to every pipe, would shift all later verdicts by one."""
+    write(
+        tmp_path,
+        f"""
+        import contextlib, os, time
+
+        def fork():
+            return os.fork() == 0
+
+        def forge():
+            for pipe in range(3, 32):
+                with contextlib.suppress(OSError):
+                    os.write(pipe, b'{{"reward": 9.0, "verdict": "correct", "message": null}}\\n')
+
+        def score(problem, response, finish_reason):
+            if response == "0":
+                if {misdeed}():
+                    return 0.0
+                time.sleep(0.3)
+            time.sleep(0.1)  # what comes late comes while the next is waited for
+            return float(response)
+        """,
+    )
+    verdicts = verify(tmp_path, [request(str(number)) for number in range(8)])
+    wrong = [number for number, verdict in enumerate(verdicts) if verdict.reward != number]
+    assert all(verdicts[number].verdict == "error" for number in wrong)
+    assert sum(verdict.verdict == "error" for verdict in verdicts) == 1
+
+
 def test_exceptions_are_told_in_one_short_line_that_is_the_same_every_time(tmp_path: Path) -> None:
     write(
         tmp_path,

@@ -55,6 +55,16 @@ def test_bad_params_are_refused_in_one_clear_line(tmp_path: Path, old: str, new:
     assert "\n" not in str(refused.value)
 
 
+def test_self_first_needs_as_many_prompts_as_the_larger_of_its_two_parts_has_updates(tmp_path: Path) -> None:
+    """U = 4 / 1 = 4 and three agents: 4 updates on own responses, 8 on cross ones, of 4 prompts: half saw nothing."""
+    three = PARAMS.replace("  ada: {", "  cy: {model: models/ada}\n  ada: {", 1)
+    three = three.replace("  recipe: hacpo", "  recipe: hacpo\n  loss: {minibatch_order: self_first}")
+    with pytest.raises(SettingsError, match="4 prompts cannot be split over 8 updates"):
+        load(tmp_path, three.replace("prompts: 8, minibatch_prompts: 4", "prompts: 4, minibatch_prompts: 1"))
+    # U = 2: 2 and 4 updates.
+    assert load(tmp_path, three.replace("prompts: 8, minibatch_prompts: 4", "prompts: 4, minibatch_prompts: 2"))
+
+
 def test_a_group_of_one_is_refused_only_where_nothing_else_is_compared(tmp_path: Path) -> None:
     one = PARAMS.replace("group_size: 4", "group_size: 1")
     assert load(tmp_path, one).responses_per_prompt == 1  # two agents share: 2 responses per prompt

@@ -89,7 +89,7 @@ def test_it_is_valid_and_named_in_the_recipes_page(run: str) -> None:
 
 
 def named_runs() -> set[str]:
-    """Every run that a table of docs/recipes.md names; `tables/size/alpha_0` may be short for its whole path."""
+    """Every run that a table of docs/recipes.md names."""
     rows = [line for line in RECIPES_PAGE.read_text().splitlines() if line.startswith("|")]
     return {
         name.removeprefix("pipelines/").rstrip("/") for line in rows for name in re.findall(r"`([a-z0-9_/]+)`", line)

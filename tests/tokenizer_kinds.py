@@ -198,7 +198,7 @@ KINDS: dict[str, Kind] = {
         exact=False,
     ),
     "characters": Kind(lambda: _characters(_PRINTABLE), _SMALL, "<eos>", None),
-    "digits": Kind(lambda: _characters("0123456789+-=x {}\\boxed"), _SMALL, "<eos>", None),
+    "digits": Kind(lambda: _characters("0123456789+-= {}\\boxed"), _SMALL, "<eos>", None),
     "wordpiece": Kind(
         _wordpiece,
         {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "eos_token": "[SEP]"},

@@ -26,6 +26,8 @@ def check_checkpoint(run: AuditRun, step: int, agent: str) -> None:
         _check_safetensors(run, folder / name)
     if step == 0:
         return
+    for name in sorted(name for name in names if is_weights(Path(name)) and ".safetensors" not in name):
+        run.find("checkpoint", folder / name, expected="no such file", found="weights that no update writes")
     if first.is_dir():
         _check_unchanged(run, folder, first, names)
     trainer = folder / "trainer"
@@ -66,7 +68,7 @@ def _updates_before(first: Path) -> int:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -79,7 +81,7 @@ def _check_safetensors(run: AuditRun, path: Path) -> None:
             header = json.loads(stream.read(length if length <= size else 0))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         wanted = _HEADER_LENGTH + length + max(ends, default=0)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError):
         run.find("checkpoint", path, expected="a safetensors header", found="damaged")
         return
     if size != wanted:

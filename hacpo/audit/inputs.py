@@ -67,7 +67,7 @@ def open_run(pipeline: Pipeline) -> AuditRun:
         return run
     try:
         recorded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         run.find("settings", path, expected="JSON", found=str(error)[:120])
         return run
     odd = differences(settings_of.dump(pipeline.settings), recorded)
@@ -107,15 +107,19 @@ def _disagreements(run: AuditRun) -> int:
     for table, path, without in samples:
         try:
             found = schema.read_metadata(path)["settings"]
-        except (HacpoError, ValueError):
+        except (HacpoError, ValueError, RecursionError):
             continue
         count += len(differences(stage_settings(run, table, without), found))
     return count
 
 
-def check_inputs(run: AuditRun) -> Inputs:
-    """Check data sets and schedule against their sources; what follows is audited against what they should be."""
-    if not run.layout.data.is_dir() and not run.layout.schedule.is_file():
+def check_inputs(run: AuditRun, *, begun: bool) -> Inputs:
+    """Check data sets and schedule against their sources; what follows is audited against what they should be.
+
+    Args:
+        begun: there are tables that were made from them, so they must be there.
+    """
+    if not begun and not run.layout.data.is_dir() and not run.layout.schedule.is_file():
         run.skip("data, schedule and prompts", "not made yet")
         return Inputs({}, {})
     sets = _check_data(run)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from hacpo.audit.run import AuditRun
+from hacpo.layout import Layout, step_dir
 
 CHECK = "unknown"
 _IGNORED = {".gitignore", ".locks", ".saved"}
@@ -23,13 +24,28 @@ _PER_AGENT = {
     "evaluations": "agent",
 }
 _FOLDERS = {"data", "prompts", "capability", "metrics", "report", *_PER_AGENT}
+_MADE_BESIDE: dict[str, Callable[[Layout, int, str], Path]] = {
+    "prepare": lambda layout, _step, _agent: layout.schedule,
+    "warmup": Layout.checkpoint,
+    "generate": Layout.rollouts,
+    "verify": Layout.verdicts,
+    "pool": Layout.pool,
+    "advantage": lambda layout, step, _agent: layout.capability(step),
+    "update": Layout.trace,
+    "evaluate": Layout.evaluation,
+}
+"""Stage -> what it makes beside its metrics file, of a step and an agent."""
 _FROM_START = {"checkpoints", "evaluations", "metrics"}
 """What there is of step 0 too."""
 
 
-def check_leftovers(run: AuditRun) -> None:
+def check_leftovers(run: AuditRun, holes: Collection[Path] = ()) -> None:
     """Name what is in the run's folder and should not be. What belongs to steps beyond the last is not looked at: a run
-    made shorter keeps it, and can be made longer again."""
+    made shorter keeps it, and can be made longer again.
+
+    Args:
+        holes: missing tables that are findings already; metrics of theirs are not named again.
+    """
     root = run.layout.root
     for path in _entries(root):
         name = path.name
@@ -45,7 +61,7 @@ def check_leftovers(run: AuditRun) -> None:
                     _unknown(run, inner)
         elif name == "metrics":
             for stage in _entries(path):
-                _check_metrics(run, stage)
+                _check_metrics(run, stage, holes)
         else:
             for step in _steps(run, path):
                 _check_step(run, name, step)
@@ -90,7 +106,7 @@ def _check_step(run: AuditRun, table: str, step: Path) -> None:
     else:
         agents = {f"{_PER_AGENT[table]}={name}" for name in run.agents}
         for path in _entries(step):
-            if path.name not in agents:
+            if path.name not in agents or not path.is_dir():
                 _unknown(run, path)
             elif table == "updates":
                 for inner in _entries(path):
@@ -129,12 +145,19 @@ def _check_data(run: AuditRun, folder: Path) -> None:
                 _unknown(run, inner)
 
 
-def _check_metrics(run: AuditRun, stage: Path) -> None:
+def _check_metrics(run: AuditRun, stage: Path, holes: Collection[Path]) -> None:
     whole = {"prepare": ["all"], "advantage": ["all"]}.get(stage.name, run.agents)
-    if stage.name not in ("prepare", "warmup", "generate", "verify", "pool", "advantage", "update", "evaluate"):
+    if stage.name not in _MADE_BESIDE:
         _unknown(run, stage)
         return
     for step in _steps(run, stage):
+        if stage.name in ("prepare", "warmup") and step.name != step_dir(0):
+            _unknown(run, step)
+            continue
         for path in _entries(step):
             if path.name not in {f"{name}.json" for name in whole}:
                 _unknown(run, path)
+                continue
+            made = _MADE_BESIDE[stage.name](run.layout, int(step.name.removeprefix("step=")), path.stem)
+            if not made.exists() and made not in holes:
+                run.find(CHECK, path, expected="nothing", found="a file", note=f"what {stage.name} made is not there")

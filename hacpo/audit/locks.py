@@ -79,11 +79,6 @@ class Hasher:
         """Files hashed so far."""
         return len(self._known)
 
-    @property
-    def bytes(self) -> int:
-        """Their bytes."""
-        return sum(digest.size for digest in self._known.values())
-
     def digest(self, path: str) -> Digest | None:
         """A file's or folder's digest; None where nothing is."""
         full = self._root / path
@@ -139,9 +134,14 @@ def check_locks(run: AuditRun) -> None:
     records: list[_Record] = []
     parameters: dict[str, list[tuple[Path, str, Any]]] = {}
     stages = 0
-    for stamped, text in rendered(run.pipeline).items():
+    plan = rendered(run.pipeline)
+    planned = any(path.exists() or path.with_name("dvc.lock").exists() for path in plan)
+    for stamped, text in plan.items():
         path = run.pipeline.root / os.path.relpath(stamped, run.pipeline.root)  # the folder may be given in another way
-        _compare_plan(run, path, text)
+        if planned:
+            _compare_plan(run, path, text)
+        else:
+            run.skip("dvc.yaml", "there is none: every stage was run by hand")
         lock = path.with_name("dvc.lock")
         declared = _declared(text)
         entries, problem = _read_lock(lock)
@@ -183,7 +183,7 @@ def _read_lock(path: Path) -> tuple[dict[str, Any], str]:
         return {}, ""
     try:
         stages = _yaml(path.read_text(encoding="utf-8"))["stages"]
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
         return {}, f"no YAML: {str(error).splitlines()[0][:80]}"
     except (KeyError, TypeError):
         return {}, "no `stages`"
@@ -285,7 +285,7 @@ def _compare_parameters(run: AuditRun, recorded: Mapping[str, list[tuple[Path, s
     """Parameters in the locks against settings.json: the odd one out is the one that is named."""
     try:
         settings = json.loads(run.layout.settings.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # the check of the settings says so
     for key, entries in recorded.items():
         now = _canonical(_lookup(settings, key))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hacpo.audit.run import AuditRun
 
@@ -12,11 +12,22 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-12
 """Of a number computed again in another order of additions."""
 
 
-def check_metrics(run: AuditRun, stage: str, step: int, name: str, expected: Mapping[str, float | None]) -> None:
+def check_metrics(
+    run: AuditRun,
+    stage: str,
+    step: int,
+    name: str,
+    expected: Mapping[str, float | None],
+    *,
+    absent: Collection[str] = (),
+) -> None:
     """Compare one metrics file with numbers from tables.
 
     Keys that follow from no table (seconds, peak memory, gradient norms...) are not compared, nor are keys of
-    `expected` that the file lacks or whose value is None (nothing known).
+    `expected` whose value is None (nothing known).
+
+    Args:
+        absent: keys that the file must not have: counts of what no table holds.
     """
     path = run.layout.metrics(stage, step, name)
     if not path.is_file():
@@ -24,7 +35,7 @@ def check_metrics(run: AuditRun, stage: str, step: int, name: str, expected: Map
         return
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         run.find("metrics", path, expected="JSON", found=str(error)[:120])
         return
     if not isinstance(found, dict):
@@ -32,11 +43,10 @@ def check_metrics(run: AuditRun, stage: str, step: int, name: str, expected: Map
         return
     run.looked_at("metrics", sum(key in found for key in expected))
     for key, wanted in expected.items():
-        if wanted is None or key not in found:
-            continue
-        value = found[key]
-        if not _close(value, wanted):
-            run.find("metrics", path, column=key, expected=wanted, found=value)
+        if wanted is not None and not _close(found.get(key), wanted):
+            run.find("metrics", path, column=key, expected=wanted, found=found.get(key, "no such key"))
+    for key in sorted(found.keys() & set(absent)):
+        run.find("metrics", path, column=key, expected="no such key", found=found[key])
 
 
 def _close(value: object, wanted: float) -> bool:

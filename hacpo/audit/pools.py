@@ -83,7 +83,9 @@ def check_pool(
         _check_own_tokens(run, rows, order, sources.index(learner), own)
     _check_status(run, rows, learner)
     if rows.complete:
-        check_metrics(run, "pool", step, learner, _pool_metrics(rows))
+        metrics = _pool_metrics(rows)
+        absent = {f"status.{status}" for status in STATUSES} - metrics.keys()
+        check_metrics(run, "pool", step, learner, metrics, absent=absent)
     return rows, order
 
 

@@ -236,16 +236,17 @@ def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses
     stopped = None if responses is None else responses.stopped | ~responses.present
     rewards = check_rewards(run, rows, "verdicts", stopped)
     if rows.complete and np.isfinite(rewards).all():
-        counts = pc.value_counts(rows.arrow("verdict")).to_pylist()
+        counts = {item["values"]: item["counts"] for item in pc.value_counts(rows.arrow("verdict")).to_pylist()}
         check_metrics(
             run,
             "verify",
             step,
             agent,
             {
-                **{f"verdict.{item['values']}": item["counts"] for item in counts},
+                **{f"verdict.{verdict}": count for verdict, count in counts.items()},
                 "accuracy": math.fsum(rewards.tolist()) / len(rewards),
             },
+            absent=[f"verdict.{verdict}" for verdict in VERDICTS if verdict not in counts],
         )
     return np.where(rows.present, rewards, np.nan)
 

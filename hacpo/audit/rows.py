@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,11 +105,6 @@ class Rows:
     def lists(self, column: str) -> ListColumn:
         """A column of lists."""
         return ListColumn.of(self.arrow(column))
-
-    @cached_property
-    def path(self) -> Path:
-        """The table's path."""
-        return self.content.path
 
     # --- comparing -------------------------------------------------------------------------------------------------
 

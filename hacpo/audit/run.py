@@ -15,6 +15,7 @@ from typing import Any
 
 from hacpo import config
 from hacpo.audit.findings import Finding
+from hacpo.context_length import context_length
 from hacpo.errors import HacpoError
 from hacpo.layout import Layout
 from hacpo.pipeline.project import Pipeline
@@ -75,9 +76,7 @@ class AuditRun:
             self.contexts[agent] = None
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 config = json.loads((self.layout.checkpoint(0, agent) / "config.json").read_text(encoding="utf-8"))
-                inner = config.get("text_config", {})
-                limit = config.get("max_position_embeddings", inner.get("max_position_embeddings"))
-                self.contexts[agent] = limit if isinstance(limit, int) else None
+                self.contexts[agent] = context_length(config)
         return self.contexts[agent]
 
     def find(self, check: str, path: Path, row: str = "", column: str = "", **facts: Any) -> None:

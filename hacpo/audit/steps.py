@@ -41,6 +41,7 @@ class Presence:
         needed: set[Path] = set()
         for step in range(run.settings.steps, 0, -1):
             holes, waiting = [], []
+            needed |= set(_results(run, step))
             for path, inputs in reversed(list(_made_from(run, step))):
                 if path.exists():
                     presence.here.add(path)
@@ -81,6 +82,14 @@ def _made_from(run: AuditRun, step: int) -> Iterator[tuple[Path, list[Path]]]:
         yield layout.advantages(step, learner), [*verdicts, layout.capability(step)]
     for agent in agents:
         yield layout.trace(step, agent), [layout.pool(step, agent), layout.advantages(step, agent)]
+
+
+def _results(run: AuditRun, step: int) -> Iterator[Path]:
+    """Traces that must be there because the checkpoint or evaluation after them is."""
+    layout = run.layout
+    for agent in run.agents:
+        if layout.checkpoint(step, agent).exists() or layout.evaluation(step, agent).exists():
+            yield layout.trace(step, agent)
 
 
 def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
@@ -129,7 +138,7 @@ def check_models(run: AuditRun, step: int, presence: Presence, sets: Mapping[str
             check_checkpoint(run, step, agent)
         elif trained and step in (0, run.settings.steps) and (step > 0 or presence.here):
             run.find("files", folder, expected="a checkpoint", found="no such folder")
-        elif trained:
+        elif trained and step > 0:
             run.skip("checkpoints between the first and the last step", "they are not there (they may be pruned)")
         if run.layout.evaluation(step, agent).exists():
             if evaluated(run.settings, step):

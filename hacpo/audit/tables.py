@@ -114,12 +114,16 @@ def _read_shard(
         with pq.ParquetFile(shard, page_checksum_verification=True) as file:
             found = file.schema_arrow
             metadata = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
-            types = {name: found.field(name).type for name in table.schema.names if name in found.names}
+            twice = [name for name in table.schema.names if found.names.count(name) > 1]
+            types = {name: found.field(name).type for name in table.schema.names if name in found.names and not twice}
             content = file.read(columns=list(types))
     except Exception as error:
         # A damaged file makes pyarrow raise whatever its damage leads to.
         said = (str(error).splitlines() or [type(error).__name__])[0][:120]
         run.find("files", shard, expected="a whole Parquet file", found=f"damaged or truncated: {said}")
+        return None
+    if twice:
+        run.find("columns", shard, column=twice[0], expected="this column once", found="twice")
         return None
     for name, value in wanted.items():
         if metadata.get(f"hacpo.{name}") != value:
@@ -145,7 +149,7 @@ def _check_settings(run: AuditRun, shard: Path, text: str, wanted: Mapping[str, 
         return
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         run.find("metadata", shard, column="hacpo.settings", expected="JSON", found=text[:80])
         return
     for key, expected, value in differences(wanted, found):

@@ -127,7 +127,8 @@ class TextAudit:
         tokenizer = self._tokenizer(agent)
         if tokenizer is not None:
             expected = [_decoded(tokenizer, row["token_ids"]) for row in rows]
-            self._compare("text", path, rows, "text", expected)
+            note = "null: its tokens cannot be decoded" if None in expected else ""
+            self._compare("text", path, rows, "text", expected, note)
             ends = tokenizer.stop_token_ids
             reasons = ["stop" if row["token_ids"] and row["token_ids"][-1] in ends else "length" for row in rows]
             self._compare("end", path, rows, "finish_reason", reasons, note="whether the last token ends a response")
@@ -196,7 +197,7 @@ class TextAudit:
     ) -> None:
         path = self._run.layout.pool(step, learner)
         table = self._read(path, schema.POOL, step=step, learner=learner)
-        tokenizer = self._tokenizer(learner)
+        tokenizer = None if table is None else self._tokenizer(learner)
         if table is None or tokenizer is None:
             return
         table = table.filter(pa.compute.invert(table["is_self"]))

@@ -67,7 +67,10 @@ def print_audit(console: Console, audit: Audit) -> None:
 def _print_findings(console: Console, audit: Audit) -> None:
     from rich.table import Table
 
-    table = Table("check", "file and row", "column", "expected", "found", "rows", show_lines=True)
+    table = Table(show_lines=True)
+    for name in ("check", "file and row", "column", "expected", "found", "rows"):
+        # Names are folded and never cut: a finding must be found again from a narrow terminal too.
+        table.add_column(name, overflow="fold")
     for finding in audit.findings:
         place = harmless(finding.file.as_posix())
         if finding.row:

@@ -86,7 +86,7 @@ def audit(
         )
     run = open_run(pipeline)
     presence = Presence.of(run)
-    inputs = check_inputs(run)
+    inputs = check_inputs(run, begun=bool(presence.here or presence.holes))
     result = Audit(
         run=pipeline.run,
         first=first,
@@ -108,7 +108,7 @@ def audit(
                 check_step(run, inputs.batches[step], presence)
                 result.steps.append(step)
             check_models(run, step, presence, inputs.sets)
-    check_leftovers(run)
+    check_leftovers(run, presence.holes)
     tell("records of DVC", len(steps), len(steps))
     check_locks(run)
     if result.texts != "none":

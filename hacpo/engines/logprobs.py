@@ -60,8 +60,12 @@ def token_logprobs(model: Any, batch: TokenBatch, temperature: float) -> torch.T
     the model's own forward pass, as do those of a model whose head has an unknown form.
     """
     targets = batch.targets[batch.mask]
+    if not len(targets):
+        return torch.zeros_like(batch.targets, dtype=torch.float32)  # nothing but empty responses
     vocabulary = model.config.get_text_config().vocab_size
-    head = output_head(model) if batch.targets.numel() * vocabulary > CHUNK_LOGITS else None
+    # Prompts of different lengths put the scored positions apart, and the model's own forward pass takes all between.
+    held = len(batch.targets) * len(_scored_span(batch)) * vocabulary
+    head = output_head(model) if held > CHUNK_LOGITS else None
     if head is None:
         scored = _own_logits(model, batch).float() / temperature
         chosen = torch.log_softmax(scored, dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
@@ -75,15 +79,19 @@ def token_logprobs(model: Any, batch: TokenBatch, temperature: float) -> torch.T
 
 def _own_logits(model: Any, batch: TokenBatch) -> torch.Tensor:
     """Logits at the scored positions, [N, V], by the model's own head (some scale or cap them)."""
-    first = int(batch.positions[batch.mask].min())
-    last = int(batch.positions.max())
+    span = _scored_span(batch)
     logits = model(
         input_ids=batch.input_ids,
         attention_mask=batch.attention_mask,
         use_cache=False,
-        logits_to_keep=torch.arange(first, last + 1, device=batch.input_ids.device),
+        logits_to_keep=torch.arange(span.start, span.stop, device=batch.input_ids.device),
     ).logits
-    return _at_positions(logits, (batch.positions - first).clamp(min=0), batch.mask)
+    return _at_positions(logits, (batch.positions - span.start).clamp(min=0), batch.mask)
+
+
+def _scored_span(batch: TokenBatch) -> range:
+    """From the first position in S that predicts a scored token of any response to the last."""
+    return range(int(batch.positions[batch.mask].min()), int(batch.positions.max()) + 1)
 
 
 def _at_positions(values: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hacpo.context_length import context_length
 from hacpo.engines.plain_text import decode_exactly, is_control, text_encoder
 from hacpo.errors import DataError, ModelError
 
@@ -73,7 +74,9 @@ class ChatTokenizer:
             if is_control(token.content, special=token.special or token_id in declared)
         }
         candidates = [own, *declared]
-        end = self._turn_end({*declared, *(int(token_id) for token_id, token in added if token.special)})
+        end = self._turn_end({*declared})
+        if end is None:
+            end = self._turn_end({int(token_id) for token_id, token in added if token.special})
         first = end if end is not None else next((token for token in candidates if token is not None), None)
         if first is None:
             raise ModelError("the tokenizer has no EOS token", where=self.folder)
@@ -81,7 +84,7 @@ class ChatTokenizer:
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({self.eos_token_id, *declared}))
         unknown = self._tokenizer.unk_token_id
         self.unk_token_id: int | None = None if unknown is None else int(unknown)
-        self.context_length = context_length(folder)
+        self.context_length = _context_length(folder)
         self.vocabulary_size: int = len(self._tokenizer)
         padding = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if padding is None else int(padding)
@@ -154,12 +157,9 @@ class ChatTokenizer:
         return max(found, key=lambda token_id: len(contents[token_id]), default=None)
 
 
-def context_length(folder: Path) -> int | None:
-    """Most tokens that a model folder's config allows in one sequence; None if it does not say."""
+def _context_length(folder: Path) -> int | None:
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    value = config.get("max_position_embeddings", config.get("text_config", {}).get("max_position_embeddings"))
-    return None if value is None else int(value)
+    return context_length(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def eos_token_ids(folder: Path, *others: int) -> list[int]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from hacpo import schema
 from hacpo import settings as settings_of
 from hacpo.config import RECIPES, AgentSettings, Settings
+from hacpo.context_length import context_length
 from hacpo.errors import ArtifactError
 from hacpo.layout import Layout
 
@@ -119,7 +120,7 @@ def _agent(layout: Layout, steps: int, name: str, agent: AgentSettings) -> Agent
         layers=config.get("num_hidden_layers"),
         width=config.get("hidden_size"),
         vocabulary=config.get("vocab_size"),
-        context=config.get("max_position_embeddings"),
+        context=context_length(config),
     )
 
 

@@ -70,6 +70,27 @@ def test_chunks_give_the_same_values_and_gradients(name: str, chunk: int, monkey
         torch.testing.assert_close(chunked_gradients[parameter], gradient, rtol=1e-4, atol=1e-5)
 
 
+def test_logits_between_short_and_long_prompts_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two responses of 3 tokens after prompts of 40 and 1: the model's own pass holds 2 x 42 positions, not 2 x 3."""
+    model = build(CONFIGS["llama"])
+    uneven = logprobs.collate([([5] * 40, [8, 9, 10]), ([5], [11, 12, 13])], 0, torch.device("cpu"))
+    held = []
+    model.lm_head.register_forward_hook(lambda module, given, logits: held.append(logits.numel()))
+    whole = logprobs.token_logprobs(model, uneven, 0.7)
+    assert held == [2 * 42 * 61]
+    for module in (head, logprobs):
+        monkeypatch.setattr(module, "CHUNK_LOGITS", 2 * 41 * 61)
+    model._hacpo_plain_head = True  # its check has a forward pass of its own
+    chunked = logprobs.token_logprobs(model, uneven, 0.7)
+    assert held == [2 * 42 * 61], "logits that do not fit into a chunk were held together"
+    torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=2e-6)
+
+
+def test_a_batch_of_empty_responses_has_no_log_probabilities() -> None:
+    nothing = logprobs.collate([([5, 6], []), ([5], [])], 0, torch.device("cpu"))
+    assert logprobs.token_logprobs(build(CONFIGS["llama"]), nothing, 1.0).shape == (2, 0)
+
+
 def test_a_head_of_another_form_falls_back_to_the_models_own_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(CONFIGS["llama"])
     model.lm_head.register_forward_hook(lambda module, given, logits: logits**3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,20 @@ def test_errors_name_the_users_file_and_not_the_copy(tmp_path: Path) -> None:
             settle_chat(tmp_path / "copy", tmp_path / "source", tmp_path / "bad.jinja")
         assert "bad.jinja" in str(caught.value)
         assert "copy" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 64},
+        {"n_positions": 64, "n_ctx": 64},  # GPT-2, GPT-J
+        {"max_seq_len": 64},  # MPT, DBRX
+        {"text_config": {"max_position_embeddings": 64}},
+    ],
+)
+def test_the_context_length_is_found_under_every_name(
+    config: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(folders["byte_level"], tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    assert ChatTokenizer(tmp_path / "model").context_length == 64

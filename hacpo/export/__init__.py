@@ -1,0 +1,1 @@
+"""A checkpoint as a model folder for everybody: which step, which files, and the model card."""

@@ -1,0 +1,110 @@
+"""Rows of a local file: Parquet, JSON lines, JSON (a list of objects), CSV or TSV with a header."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hacpo.errors import DataError, MissingInputError
+
+Rows = list[dict[str, Any]]
+
+
+def read_rows(path: Path) -> Rows:
+    """All rows, as the file has them; the ending of its name says what it is.
+
+    Raises:
+        MissingInputError: there is no such file.
+        DataError: it is not what its name says, or no table.
+    """
+    if not path.is_file():
+        raise MissingInputError("there is no such file", where=path)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError("not a kind of file that can be imported", where=path, expected=", ".join(_READERS))
+    try:
+        rows = reader(path)
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text", where=path) from None
+    if not rows:
+        raise DataError("holds no rows", where=path)
+    return rows
+
+
+def _parquet(path: Path) -> Rows:
+    try:
+        rows: Rows = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"not readable as Parquet: {str(error).splitlines()[0][:120]}", where=path) from None
+    return rows
+
+
+def _json_lines(path: Path) -> Rows:
+    rows = []
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                rows.append(_object(_parsed(line, f"{path}:{number}"), f"{path}:{number}"))
+    return rows
+
+
+def _json(path: Path) -> Rows:
+    content = _parsed(path.read_text(encoding="utf-8-sig"), path)
+    if isinstance(content, dict):  # {"data": [...]} and the like
+        lists = [value for value in content.values() if isinstance(value, list)]
+        content = lists[0] if len(lists) == 1 else content
+    if not isinstance(content, list):
+        raise DataError("is no list of problems", where=path, expected="[{...}, ...]", found=type(content).__name__)
+    return [_object(item, f"{path} item {number}") for number, item in enumerate(content)]
+
+
+def _parsed(text: str, where: object) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise DataError(f"not valid JSON: {error}", where=where) from None
+
+
+def _object(value: Any, where: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError("is no JSON object", where=where, found=type(value).__name__)
+    return value
+
+
+def _separated(separator: str) -> Callable[[Path], Rows]:
+    def read(path: Path) -> Rows:
+        csv.field_size_limit(1 << 27)  # the default, 128 KiB, is less than some solutions
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            try:
+                reader = csv.DictReader(stream, delimiter=separator, strict=True)
+                rows: Rows = []
+                for row in reader:
+                    if None in row or None in row.values():
+                        columns = len(reader.fieldnames or ())
+                        raise DataError(
+                            "another number of cells than the header",
+                            where=f"{path}:{reader.line_num}",
+                            expected=columns,
+                        )
+                    rows.append(row)
+            except csv.Error as error:
+                raise DataError(f"not readable as CSV: {error}", where=f"{path}:{reader.line_num}") from None
+        return rows
+
+    return read
+
+
+_READERS: dict[str, Callable[[Path], Rows]] = {
+    ".parquet": _parquet,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _separated(","),
+    ".tsv": _separated("\t"),
+}

@@ -1,0 +1,81 @@
+"""export: one agent's checkpoint as a plain model folder with a model card, and on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import AgentOption, PipelineFolder
+
+
+def export(
+    pipeline: PipelineFolder,
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make.", show_default=False)],
+    agent: AgentOption,
+    step: Annotated[str, typer.Option("--step", help="Training step (0 is the start), or best.", show_default=False)],
+    by: Annotated[
+        str | None, typer.Option("--by", help="With --step best: the benchmark to choose by.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model folder that is there.")] = False,
+    repository: Annotated[
+        str | None, typer.Option("--push", metavar="OWNER/NAME", help="Also upload it to the hub.", show_default=False)
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: make a private repository.")] = False,
+) -> None:
+    """Write a model folder that any tool loads: weights, config, tokenizer, chat template, model card."""
+    from hacpo import schema
+    from hacpo.errors import ArtifactError, MissingInputError, SettingsError
+    from hacpo.export.card import gather_facts, render
+    from hacpo.export.folder import CARD, check_target, copy_model
+    from hacpo.export.results import choose_step, held_out
+    from hacpo.pipeline.project import Pipeline
+    from hacpo.report.facts import run_settings
+    from hacpo.weights import policy_hash
+
+    if private and repository is None:
+        raise SettingsError("--private belongs to --push")
+    opened = Pipeline.open(pipeline)
+    layout = opened.layout
+    settings = run_settings(layout, opened.settings)
+    if agent not in settings.agents:
+        raise SettingsError(
+            f"no agent {agent!r} in this run", where=pipeline, expected=f"one of {', '.join(settings.agents)}"
+        )
+    check_target(target, layout.root, force=force)
+    curves = held_out(layout, opened.run, settings, agent)
+    choice = choose_step(step, by, curves, settings, pipeline)
+    checkpoint = layout.checkpoint(choice.step, agent)
+    if not checkpoint.is_dir():
+        raise MissingInputError(
+            "the checkpoint is missing",
+            where=checkpoint,
+            remedy=f"run `{opened.checkpoint_command(choice.step, agent)}`",
+        )
+    card = render(gather_facts(layout, opened.run, settings, agent, choice, curves))
+    whole = target.resolve()
+    with schema.atomic(whole) as scratch:
+        from hacpo.engines.loadable import check_loadable
+
+        scratch.mkdir()
+        copy_model(checkpoint, scratch)
+        if policy_hash(scratch) != policy_hash(checkpoint):
+            raise ArtifactError("the weights changed while they were copied", where=checkpoint, remedy="try again")
+        check_loadable(scratch, called=checkpoint)
+        (scratch / CARD).write_text(card, encoding="utf-8")
+    print(f"{agent} at step {choice.step}{_why(choice.benchmark, choice.candidates)}: model folder {target}")
+    if repository is not None:
+        from hacpo.hub import push
+
+        address = push(whole, repository, private=private, message=f"{opened.run}: {agent} at step {choice.step}")
+        print(f"uploaded: {address}")
+
+
+def _why(benchmark: str | None, candidates: int) -> str:
+    return f" (the best of {candidates} by {benchmark})" if benchmark is not None else ""
+
+
+if __name__ == "__main__":
+    main_of(export)
