@@ -180,7 +180,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
 
     raw = read_params(path)
     for override in overrides:
-        key, sign, text = override.partition("=")
+        key, sign, text = (part.strip() for part in override.partition("="))
         if not sign or not key:
             raise SettingsError("not of the form key=value", where=f"--set {override}")
         node: Any = raw
@@ -190,10 +190,13 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
             if not isinstance(node, dict):
                 raise SettingsError(f"{part!r} is a value, not a block", where=f"--set {override}")
         try:
-            node[leaf] = YAML(typ="safe", pure=True).load(text)
+            value = YAML(typ="safe", pure=True).load(text)
         except YAMLError:
             raise SettingsError("the value is not valid YAML", where=f"--set {override}") from None
-    return resolve(raw, where=path)
+        # A block is merged key by key, as under `extends`.
+        both = isinstance(value, dict) and isinstance(node.get(leaf), dict)
+        node[leaf] = _patched(node[leaf], value) if both else value
+    return resolve(raw, where=f"{path} with --set {' --set '.join(overrides)}" if overrides else path)
 
 
 def _one_line(error: ValidationError, where: object) -> SettingsError:
@@ -237,6 +240,15 @@ def _types_in(annotation: Any) -> list[Any]:
 def dump(settings: Settings) -> dict[str, Any]:
     """The resolved settings as plain JSON values, with `agent_names` beside them so that names can be tracked alone."""
     return {**settings.model_dump(mode="json"), "agent_names": list(settings.agents)}
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of everything in a tree of settings."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}.{key}" if prefix else key
+        found |= leaves(value, name) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def tracked(stage: str, agent: str | None = None) -> list[str]:

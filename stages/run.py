@@ -16,13 +16,19 @@ def run(
     until: Annotated[int | None, typer.Option("--until", min=0, help="Stop after this step.")] = None,
 ) -> None:
     """Continue a run to its end. The same files and locks as `dvc repro`, sooner; stop it at any moment, it resumes."""
+    from hacpo.errors import SettingsError
     from hacpo.pipeline.driver import run_pipeline
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.status import print_outcome
 
     opened = Pipeline.open(pipeline)
+    steps = opened.settings.steps
+    if until is not None and until > steps:
+        raise SettingsError("--until is beyond the last step", where=pipeline, expected=f"0 to {steps}", found=until)
     run_pipeline(opened, "stages.cli:execute", jobs=jobs, until=until)
     print_outcome(opened)
+    if until is not None and until < steps:
+        print(f"stopped after step {until} of {steps}, as asked; `hacpo run pipelines/{opened.run}` goes on")
 
 
 if __name__ == "__main__":

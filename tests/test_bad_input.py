@@ -250,7 +250,7 @@ def test_one_response_is_nothing_to_compare(finished_copy: Path, cli: Cli) -> No
     [
         ("update pipelines/small --step 1 --agent ada", "checkpoints/step=0001/agent=ada"),
         ("verify pipelines/small --step 1 --agent ada", "verdicts/step=0001/agent=ada"),
-        ("generate pipelines/small --step 1 --agent ada", "rollouts/step=0001/agent=ada"),
+        ("generate pipelines/small --step 1 --agent ada", ".saved/rollouts/step=0001/agent=ada"),
     ],
 )
 def test_a_disk_that_fills_up_in_any_stage_is_one_line(

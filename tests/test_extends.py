@@ -97,3 +97,25 @@ def test_a_base_outside_the_project_is_refused(grouped: Path, cli: Cli, tmp_path
 def dvc(*arguments: str) -> str:
     result = subprocess.run(["dvc", *arguments], capture_output=True, text=True, env=environment(), check=False)
     return result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [
+        ("pipelines/pair/owm", "there is no params.yaml. Did you mean pipelines/pair/own?"),
+        ("pipelines/pair", "It holds 1 runs; name one, for example pipelines/pair/own"),
+        ("small", "is no pipeline folder (expected <project>/pipelines/<run>). Did you mean pipelines/small?"),
+        ("pipelines/zzz", "there is no params.yaml. There are pair/own, small"),
+    ],
+)
+def test_a_wrong_folder_names_what_may_have_been_meant(grouped: Path, cli: Cli, folder: str, says: str) -> None:
+    assert says in cli("plan", folder).error
+
+
+def test_set_merges_a_block_as_extends_does(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(PARAMS)
+    clip = settings_of.load(path, ["algorithm.clip = {own_low: 0.2}"]).algorithm.clip
+    assert (clip.own_low, clip.own_high) == (0.2, 0.03)  # own_high as the file has it, not as the recipe does
+    with pytest.raises(SettingsError, match=r"params.yaml with --set algorithm.importance.alpha=x: .*valid number"):
+        settings_of.load(path, ["algorithm.importance.alpha=x"])

@@ -428,3 +428,36 @@ def test_every_stage_is_a_module_too() -> None:
         )
         assert result.returncode == 0, result.stderr
         assert "{pipeline}" in result.stdout
+
+
+def test_a_cut_off_rwlock_is_repaired(finished_copy: Path, cli: Cli) -> None:
+    """DVC rewrites it in place; empty, it makes every DVC command of the project fail."""
+    rwlock = finished_copy / ".dvc" / "tmp" / "rwlock"
+    rwlock.parent.mkdir(exist_ok=True)
+    rwlock.write_text("")
+    assert cli("run", "pipelines/small").code == 0
+    assert not rwlock.exists() or isinstance(json.loads(rwlock.read_text()), dict)
+
+
+def test_stopping_early_says_so(finished_copy: Path, cli: Cli) -> None:
+    stopped = cli("run", "pipelines/small", "--until", 1)
+    assert "stopped after step 1 of 2, as asked; `hacpo run pipelines/small` goes on" in stopped.out
+    assert (
+        "--until is beyond the last step (expected 0 to 2, found 3)"
+        in cli("run", "pipelines/small", "--until", 3).error
+    )
+
+
+def test_status_tells_of_settings_that_changed(finished_copy: Path, cli: Cli) -> None:
+    assert "has changed" not in cli("status", "pipelines/small").out
+    set_param("alpha: 1.0", "alpha: 2.0")
+    assert (
+        "params.yaml has changed since: algorithm.importance.alpha 1.0 -> 2.0" in cli("status", "pipelines/small").out
+    )
+
+
+def test_a_run_that_is_being_made_longer_is_no_finding(finished_copy: Path, cli: Cli) -> None:
+    set_param("steps: 2", "steps: 3")
+    assert cli("run", "pipelines/small", "--until", 2).code == 0  # cut off before its third step
+    audited = cli("audit", "pipelines/small")
+    assert audited.code == 0, audited.out

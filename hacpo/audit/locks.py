@@ -134,6 +134,8 @@ def check_locks(run: AuditRun) -> None:
     records: list[_Record] = []
     parameters: dict[str, list[tuple[Path, str, Any]]] = {}
     stages = 0
+    last = run.settings.steps
+    finished = all(run.layout.trace(last, agent).is_file() for agent in run.settings.agents)
     plan = rendered(run.pipeline)
     planned = any(path.exists() or path.with_name("dvc.lock").exists() for path in plan)
     for stamped, text in plan.items():
@@ -150,6 +152,9 @@ def check_locks(run: AuditRun) -> None:
         for name in declared:
             if name not in entries:
                 run.skip("the lock of a stage", "there is none: the stage was run by hand, or not yet")
+                continue
+            if name == "report" and not finished:
+                run.skip("the report's lock", "the run has not come to its end, where the report is made anew")
                 continue
             stages += 1
             try:

@@ -12,6 +12,9 @@ from hacpo.inspect.plain import harmless
 if TYPE_CHECKING:
     from rich.console import Console
 
+_STALE = ("lock", "metadata", "settings")
+"""Checks that also speak where files are merely older than the settings."""
+
 _LONGEST = 60
 """Characters of a value that are shown."""
 
@@ -58,6 +61,13 @@ def print_audit(console: Console, audit: Audit) -> None:
         _print_findings(console, audit)
     for line in coverage_lines(audit):
         console.print(line, markup=False, highlight=False)
+    if any(finding.check in _STALE for finding in audit.findings):
+        console.print(
+            f"If params.yaml was changed or a run cut off: `hacpo run pipelines/{audit.run}` remakes what is out of "
+            "date; what is still found after that is an error.",
+            markup=False,
+            highlight=False,
+        )
     count = len(audit.findings)
     verdict = "no finding" if not count else f"{count} finding{'s' if count > 1 else ''}"
     style = "green" if not count else "red"

@@ -7,6 +7,7 @@ policy, the engine's settings, how they were drawn, and each request.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import pyarrow as pa
 from hacpo import schema
 from hacpo.config import EngineSettings
 from hacpo.engines.base import OnProgress, SampledResponse, Sampler, SamplingRequest
-from hacpo.errors import ArtifactError, MissingInputError
+from hacpo.errors import ArtifactError, MissingInputError, StorageError
 
 _BLOCK = schema.Table(
     "saved_responses",
@@ -84,6 +85,9 @@ class SavingSampler:
     def forget(self) -> None:
         """Remove what was saved: the stage has written its table."""
         schema.remove(self.folder)
+        with contextlib.suppress(OSError):  # another agent's blocks are still there
+            for folder in list(self.folder.parents)[:3]:
+                folder.rmdir()
 
     def _digest(self, block: Sequence[SamplingRequest], temperature: float, top_p: float, max_new_tokens: int) -> str:
         depends = [self.policy, self.settings.model_dump(mode="json"), temperature, top_p, max_new_tokens]
@@ -102,7 +106,10 @@ def _save(path: Path, responses: Sequence[SampledResponse]) -> None:
         "sampler_logprobs": [response.logprobs for response in responses],
         "finish_reason": [response.finish_reason for response in responses],
     }
-    schema.write_table(path, _BLOCK, schema.to_arrow(_BLOCK, columns), run="")
+    try:
+        schema.write_table(path, _BLOCK, schema.to_arrow(_BLOCK, columns), run="")
+    except StorageError as error:
+        raise schema.refused(path.parent, error.reason) from None  # whose name says more than a digest
 
 
 def _saved(path: Path, count: int) -> list[SampledResponse] | None:

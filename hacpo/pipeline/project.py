@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,12 +36,20 @@ class Pipeline:
         folder = folder.parent if folder.name == "params.yaml" else folder
         parts = _names(folder.resolve())
         if not parts:
-            raise SettingsError("is no pipeline folder", where=folder, expected="<project>/pipelines/<run>")
+            named = Path(_PIPELINES) / folder
+            raise SettingsError(
+                "is no pipeline folder",
+                where=folder,
+                expected="<project>/pipelines/<run>",
+                remedy=f"did you mean {named}?" if (named / "params.yaml").is_file() else None,
+            )
         for part in parts:
             if not config.NAME.fullmatch(part) or part == _STEPS:
                 raise SettingsError(
                     f"{part!r} cannot be in the name of a run", where=folder, expected="letters, digits, '-' and '_'"
                 )
+        if not (folder / "params.yaml").is_file():
+            raise SettingsError("there is no params.yaml", where=folder, remedy=_nearest(folder, "/".join(parts)))
         for outer in list(folder.resolve().parents)[: len(parts) - 1]:
             if (outer / "params.yaml").is_file():
                 raise SettingsError(
@@ -92,6 +101,18 @@ class Pipeline:
     def checkpoint_command(self, step: int, agent: str) -> str:
         """The command that makes an agent's checkpoint of a step."""
         return self.command("update", step, agent=agent) if step else self.command("warmup", agent=agent)
+
+
+def _nearest(folder: Path, wanted: str) -> str:
+    """What the user may have meant by a folder without params.yaml."""
+    resolved = folder.resolve()
+    pipelines = next(parent for parent in resolved.parents if parent.name == _PIPELINES)
+    runs = sorted(path.parent.relative_to(pipelines).as_posix() for path in pipelines.rglob("params.yaml"))
+    inner = [run for run in runs if run.startswith(f"{wanted}/")]
+    if inner:
+        return f"it holds {len(inner)} runs; name one, for example {_PIPELINES}/{inner[0]}"
+    near = difflib.get_close_matches(wanted, runs, n=1)
+    return f"did you mean {_PIPELINES}/{near[0]}?" if near else f"there are {', '.join(runs[:8]) or 'no runs'}"
 
 
 def _names(resolved: Path) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from hacpo import settings as settings_of
 from hacpo.pipeline.project import Pipeline
 
 
@@ -78,6 +79,24 @@ def accuracies(pipeline: Pipeline, benchmark: str, agent: str) -> list[tuple[int
     return found
 
 
+def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
+    """What params.yaml says differently than the settings that the run's files were made with, `key old -> new`."""
+    path = pipeline.layout.settings
+    if not path.is_file():
+        return []
+    try:
+        before = settings_of.leaves(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError:
+        return [f"{path} is not readable"]
+    now = settings_of.leaves(settings_of.dump(pipeline.settings))
+    lines = [
+        f"{key} {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    return lines[:most] + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
+
+
 def disk_bytes(folder: Path) -> int:
     """Bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
@@ -92,6 +111,8 @@ def print_status(pipeline: Pipeline) -> None:
     )
     following = next_command(pipeline)
     console.print(f"next: {following or 'nothing, all outputs are there'}", highlight=False, soft_wrap=True)
+    for change in changed_settings(pipeline):
+        console.print(f"params.yaml has changed since: {change}", highlight=False, soft_wrap=True, markup=False)
     table = Table(box=None, padding=(0, 2))
     for name in ("agent", "rollouts", "sampled tokens", "sampling s", "update s"):
         table.add_column(name, justify="left" if name == "agent" else "right")
@@ -119,17 +140,20 @@ def print_outcome(pipeline: Pipeline) -> None:
         drawn = "greedy" if what.temperature == 0 else f"sampled at temperature {what.temperature:g}"
         for name in (f"{benchmark} ({drawn})", "start", "now", "change", "step"):
             table.add_column(name, justify="left" if name.startswith(benchmark) else "right")
-        columns = []
+        columns: list[tuple[float, float]] = []
         for agent in settings.agents:
             curve = accuracies(pipeline, benchmark, agent)
             if not curve or curve[0][0] != 0:
                 continue
+            if len(curve) == 1:
+                table.add_row(agent, f"{curve[0][1]:.3f}", "-", "-", "not evaluated since")
+                continue
             columns.append((curve[0][1], curve[-1][1]))
             table.add_row(agent, *_change(*columns[-1]), str(curve[-1][0]))
-        if len(columns) > 1:
+        if len(columns) == len(settings.agents) > 1:
             mean = [sum(values) / len(values) for values in zip(*columns, strict=True)]
             table.add_row("mean", *_change(*mean), "", style="bold")
-        if columns:
+        if table.row_count:
             console.print(table)
     report = pipeline.layout.report / "index.html"
     if report.is_file():
