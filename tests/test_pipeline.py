@@ -461,3 +461,11 @@ def test_a_run_that_is_being_made_longer_is_no_finding(finished_copy: Path, cli:
     assert cli("run", "pipelines/small", "--until", 2).code == 0  # cut off before its third step
     audited = cli("audit", "pipelines/small")
     assert audited.code == 0, audited.out
+
+
+def test_spaces_around_a_setting_do_not_matter(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
+    command = ["advantage", "pipelines/small", "--step", 1, "--set"]
+    assert cli(*command, "algorithm.advantage.baseline=own", "--out", tmp_path / "a").code == 0
+    assert cli(*command, " algorithm.advantage.baseline = own", "--out", tmp_path / "b").code == 0
+    written = "advantages/step=0001/learner=ada/part-00000.parquet"
+    assert (tmp_path / "a" / written).read_bytes() == (tmp_path / "b" / written).read_bytes()

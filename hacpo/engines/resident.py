@@ -95,7 +95,8 @@ def _probe_difference(engine: VllmEngine, tokenizer: ChatTokenizer, scorer: Scor
     """Mean difference of a fixed sequence's log-probabilities between vLLM and the training stack, at temperature 1."""
     prompt = tokenizer.render("probe", [{"role": "user", "content": "1+1=?"}])
     drawn = np.random.Generator(np.random.Philox(0)).integers(0, tokenizer.vocabulary_size, PROBE_TOKENS)
-    token_ids = [*prompt, *(int(token) for token in drawn)]
+    longest = engine.longest - 1  # scoring a sequence takes one new token
+    token_ids = [*prompt, *(int(token) for token in drawn)][:longest]
     wanted = scorer.score([(token_ids[:1], token_ids[1:])], temperature=1.0)[0]
     return float(np.abs(engine.probe(token_ids) - wanted).mean())
 

@@ -51,6 +51,11 @@ class VllmEngine:
                 remedy="look at engine.vllm in params.yaml",
             ) from error
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of a sequence, prompt and response."""
+        return int(self._llm.llm_engine.model_config.max_model_len)
+
     def load(self, folder: Path) -> None:
         """Take over the weights of another checkpoint of the same model, without a restart.
 

@@ -154,7 +154,7 @@ def open_stage(
     if limit is not None and limit < 1:
         raise SettingsError("--limit must be at least 1", found=limit)
     for override in overrides:
-        _check_read(name, agent, override.partition("=")[0])
+        _check_read(name, agent, override.partition("=")[0].strip())
     pipeline = Pipeline.open(folder, overrides)
     if agent is not None and agent not in pipeline.settings.agents:
         known = ", ".join(pipeline.settings.agents)
