@@ -25,7 +25,7 @@ def evaluate(
     with open_stage(
         "evaluate", context.obj, pipeline, step=step, agent=agent, out=out, limit=limit, overrides=overrides or ()
     ) as stage:
-        from hacpo.engines.base import SamplingRequest
+        from hacpo.engines.base import SamplingParameters, SamplingRequest
         from hacpo.engines.loading import open_engine
         from hacpo.engines.saved import SavingSampler
         from hacpo.prompts import messages
@@ -65,10 +65,12 @@ def evaluate(
                         )
                         for problem, sample in asked
                     ],
-                    temperature=benchmark.temperature,
-                    top_p=benchmark.top_p,
-                    max_new_tokens=benchmark.max_new_tokens or settings.sampling.max_new_tokens,
-                    on_progress=stage.progress,
+                    SamplingParameters(
+                        benchmark.temperature,
+                        benchmark.max_new_tokens or settings.sampling.max_new_tokens,
+                        benchmark.top_p,
+                    ),
+                    stage.progress,
                 )
                 texts = [engine.tokenizer.decode(response.token_ids) for response in responses]
                 verdicts = verifier.verify(

@@ -33,7 +33,7 @@ def generate(
         overrides=overrides or (),
         steps_from=1,
     ) as stage:
-        from hacpo.engines.base import SamplingRequest
+        from hacpo.engines.base import SamplingParameters, SamplingRequest
         from hacpo.engines.loading import open_engine
         from hacpo.engines.saved import SavingSampler
         from hacpo.prompts import messages
@@ -66,10 +66,8 @@ def generate(
         )
         responses = sampler.sample(
             requests,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_new_tokens=sampling.max_new_tokens,
-            on_progress=stage.progress,
+            SamplingParameters(sampling.temperature, sampling.max_new_tokens, sampling.top_p),
+            stage.progress,
         )
         logprobs = engine.scorer.score(
             [

@@ -25,6 +25,21 @@ class SamplingRequest:
 
 
 @dataclass(frozen=True)
+class SamplingParameters:
+    """How responses are drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: nucleus mass.
+        max_new_tokens: longest response.
+    """
+
+    temperature: float
+    max_new_tokens: int
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True)
 class SampledResponse:
     """One drawn response.
 
@@ -45,13 +60,10 @@ class Sampler(Protocol):
     def sample(
         self,
         requests: Sequence[SamplingRequest],
-        *,
-        temperature: float,
-        top_p: float,
-        max_new_tokens: int,
+        parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
-        """One response per request, in order. Temperature 0 is greedy."""
+        """One response per request, in order."""
 
 
 class Scorer(Protocol):

@@ -8,6 +8,7 @@ policy, the engine's settings, how they were drawn, and each request.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from hacpo import schema
 from hacpo.config import EngineSettings
-from hacpo.engines.base import OnProgress, SampledResponse, Sampler, SamplingRequest
+from hacpo.engines.base import OnProgress, SampledResponse, Sampler, SamplingParameters, SamplingRequest
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
 
 _BLOCK = schema.Table(
@@ -55,27 +56,18 @@ class SavingSampler:
     def sample(
         self,
         requests: Sequence[SamplingRequest],
-        *,
-        temperature: float,
-        top_p: float,
-        max_new_tokens: int,
+        parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
         """See `base.Sampler`."""
         responses: list[SampledResponse] = []
         for start in range(0, len(requests), self.settings.save_every):
             block = requests[start : start + self.settings.save_every]
-            path = self.folder / f"{self._digest(block, temperature, top_p, max_new_tokens)}.parquet"
+            path = self.folder / f"{self._digest(block, parameters)}.parquet"
             drawn = _saved(path, len(block))
             if drawn is None:
                 done = len(responses)
-                drawn = self.sampler.sample(
-                    block,
-                    temperature=temperature,
-                    top_p=top_p,
-                    max_new_tokens=max_new_tokens,
-                    on_progress=_shifted(on_progress, done, len(requests)),
-                )
+                drawn = self.sampler.sample(block, parameters, _shifted(on_progress, done, len(requests)))
                 _save(path, drawn)
             responses += drawn
             if on_progress:
@@ -89,8 +81,8 @@ class SavingSampler:
             for folder in list(self.folder.parents)[:3]:
                 folder.rmdir()
 
-    def _digest(self, block: Sequence[SamplingRequest], temperature: float, top_p: float, max_new_tokens: int) -> str:
-        depends = [self.policy, self.settings.model_dump(mode="json"), temperature, top_p, max_new_tokens]
+    def _digest(self, block: Sequence[SamplingRequest], parameters: SamplingParameters) -> str:
+        depends = [self.policy, self.settings.model_dump(mode="json"), dataclasses.asdict(parameters)]
         asked = [[request.seed, *map(int, request.prompt_token_ids)] for request in block]
         return hashlib.sha256(json.dumps([depends, asked], sort_keys=True).encode()).hexdigest()
 

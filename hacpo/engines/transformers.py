@@ -15,17 +15,17 @@ import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from hacpo.engines.base import OnProgress, SampledResponse, SamplingRequest
+from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.engines.logprobs import collate, token_logprobs
 
 
 class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
     """Chooses the next token of every row and leaves only it possible; remembers its log-probability."""
 
-    def __init__(self, uniforms: torch.Tensor, temperature: float, top_p: float) -> None:
+    def __init__(self, uniforms: torch.Tensor, parameters: SamplingParameters) -> None:
         self.uniforms = uniforms  # float64 [B, T]
-        self.temperature = temperature
-        self.top_p = top_p
+        self.temperature = parameters.temperature
+        self.top_p = parameters.top_p
         self.tokens: list[torch.Tensor] = []
         self.logprobs: list[torch.Tensor] = []
 
@@ -73,24 +73,19 @@ class TransformersEngine:
     def sample(
         self,
         requests: Sequence[SamplingRequest],
-        *,
-        temperature: float,
-        top_p: float,
-        max_new_tokens: int,
+        parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
         """See `base.Sampler`."""
         responses: list[SampledResponse] = []
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
-            responses += self._sample_batch(batch, temperature, top_p, max_new_tokens)
+            responses += self._sample_batch(batch, parameters)
             if on_progress:
                 on_progress(len(responses), len(requests))
         return responses
 
-    def _sample_batch(
-        self, batch: Sequence[SamplingRequest], temperature: float, top_p: float, max_new_tokens: int
-    ) -> list[SampledResponse]:
+    def _sample_batch(self, batch: Sequence[SamplingRequest], parameters: SamplingParameters) -> list[SampledResponse]:
         device = self._model.device
         longest = max(len(request.prompt_token_ids) for request in batch)
         input_ids = torch.full((len(batch), longest), self._pad, dtype=torch.int64)
@@ -99,14 +94,19 @@ class TransformersEngine:
             count = len(request.prompt_token_ids)
             input_ids[row, longest - count :] = torch.tensor(list(request.prompt_token_ids))
             attention_mask[row, longest - count :] = 1
-        uniforms = np.stack([np.random.Generator(np.random.Philox(r.seed)).random(max_new_tokens) for r in batch])
-        choice = _SeededChoice(torch.from_numpy(uniforms).to(device), temperature, top_p)
+        uniforms = np.stack(
+            [np.random.Generator(np.random.Philox(r.seed)).random(parameters.max_new_tokens) for r in batch]
+        )
+        choice = _SeededChoice(torch.from_numpy(uniforms).to(device), parameters)
         self._model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
             logits_processor=LogitsProcessorList([choice]),
             generation_config=GenerationConfig(
-                max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=self._eos, pad_token_id=self._pad
+                max_new_tokens=parameters.max_new_tokens,
+                do_sample=False,
+                eos_token_id=self._eos,
+                pad_token_id=self._pad,
             ),
         )
         tokens = torch.stack(choice.tokens, dim=1).cpu().numpy()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hacpo.config import EngineSettings
-from hacpo.engines.base import OnProgress, SampledResponse, SamplingRequest
+from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.errors import ModelError
 
 WORKER = "hacpo.engines.vllm_worker.CheckpointReload"
@@ -70,10 +70,7 @@ class VllmEngine:
     def sample(
         self,
         requests: Sequence[SamplingRequest],
-        *,
-        temperature: float,
-        top_p: float,
-        max_new_tokens: int,
+        parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
         """See `base.Sampler`."""
@@ -83,9 +80,9 @@ class VllmEngine:
             [{"prompt_token_ids": list(request.prompt_token_ids)} for request in requests],
             [
                 SamplingParams(
-                    temperature=temperature,
-                    top_p=top_p,
-                    max_tokens=max_new_tokens,
+                    temperature=parameters.temperature,
+                    top_p=parameters.top_p,
+                    max_tokens=parameters.max_new_tokens,
                     seed=request.seed,
                     stop_token_ids=self._eos,
                     logprobs=0,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hacpo.config import EngineSettings
-from hacpo.engines.base import SampledResponse, SamplingRequest
+from hacpo.engines.base import SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.engines.cache import ModelCache
 from hacpo.engines.loading import Engine, open_engine
 from hacpo.errors import MissingInputError
@@ -31,7 +31,7 @@ def requests(engine: Engine, count: int = 24) -> list[SamplingRequest]:
 def sample(
     engine: Engine, asked: list[SamplingRequest], temperature: float = 1.0, top_p: float = 1.0
 ) -> list[SampledResponse]:
-    return engine.sampler.sample(asked, temperature=temperature, top_p=top_p, max_new_tokens=26)
+    return engine.sampler.sample(asked, SamplingParameters(temperature, 26, top_p))
 
 
 def test_a_response_depends_on_its_seed_and_not_on_its_batch(engine: Engine) -> None:
@@ -81,9 +81,7 @@ def test_sampling_follows_the_distribution(engine: Engine) -> None:
     prompt = requests(engine, 1)[0].prompt_token_ids
     with torch.inference_mode():
         probabilities = engine.sampler._model(torch.tensor([prompt])).logits[0, -1].double().softmax(dim=-1).numpy()
-    drawn = engine.sampler.sample(
-        [SamplingRequest(prompt, seed) for seed in range(4000)], temperature=1.0, top_p=1.0, max_new_tokens=1
-    )
+    drawn = engine.sampler.sample([SamplingRequest(prompt, seed) for seed in range(4000)], SamplingParameters(1.0, 1))
     counts = np.bincount([r.token_ids[0] for r in drawn], minlength=len(probabilities))
     likely = probabilities * 4000 >= 5
     expected = np.append(probabilities[likely], probabilities[~likely].sum()) * 4000
@@ -101,7 +99,7 @@ def test_top_p_keeps_the_smallest_sufficient_set(engine: Engine) -> None:
     size = int((ordered.cumsum(0) < 0.5).sum()) + 1
     allowed = set(index[:size].tolist())
     drawn = engine.sampler.sample(
-        [SamplingRequest(prompt, seed) for seed in range(300)], temperature=1.0, top_p=0.5, max_new_tokens=1
+        [SamplingRequest(prompt, seed) for seed in range(300)], SamplingParameters(1.0, 1, 0.5)
     )
     assert {r.token_ids[0] for r in drawn} <= allowed
     mass = float(ordered[:size].sum())
