@@ -22,11 +22,11 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, after: int | None) -> list[int]
     drawn: list[int] = []
     sample = TransformersEngine.sample
 
-    def counting(self: TransformersEngine, requests: Any, **options: Any) -> Any:
+    def counting(self: TransformersEngine, requests: Any, *options: Any) -> Any:
         if len(drawn) == after:
             raise Killed
         drawn.append(len(requests))
-        return sample(self, requests, **options)
+        return sample(self, requests, *options)
 
     monkeypatch.setattr(TransformersEngine, "sample", counting)
     return drawn
