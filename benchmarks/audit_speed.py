@@ -71,15 +71,17 @@ class Maker:
         self.layout = pipeline.layout
         self.random = np.random.default_rng(0)
         self.texts = pa.array(["so " * int(count) for count in self.random.integers(1, 60, 997)], pa.string())
-        self.stage_settings = {
-            stage: settings_of.reads(self.settings, stage) for stage in settings_of.READS if stage != "warmup"
-        }
+        self.stage_settings: dict[tuple[str, str], dict[str, Any]] = {}
         self.windows: dict[str, list[float]] = {}
 
     def write(
         self, path: Path, table: schema.Table, columns: Columns, stage: str, without: tuple[str, ...] = (), **where: Any
     ) -> None:
         step = where.pop("step", None)
+        agent = next(iter(where.values()), "")
+        if (stage, agent) not in self.stage_settings:
+            self.stage_settings[stage, agent] = settings_of.reads(self.settings, stage, agent)
+        settings = self.stage_settings[stage, agent]
         single = path.suffix == ".parquet" or stage == "prepare"
         schema.write_table(
             path,
@@ -87,7 +89,7 @@ class Maker:
             pa.table({name: columns[name] for name in table.schema.names}),
             run=self.pipeline.run,
             partition="" if step is None else partition(step, **where),
-            settings={key: value for key, value in self.stage_settings[stage].items() if key not in without},
+            settings={key: value for key, value in settings.items() if key not in without},
             rows_per_shard=None if single else self.settings.storage.rows_per_shard,
         )
 
@@ -180,6 +182,7 @@ class Maker:
             ),
             "logprobs": self.lists(lengths, logprobs, schema.ROLLOUTS.schema.field("logprobs").type),
             "policy": pa.repeat(policy_hash(self.layout.checkpoint(step - 1, agent)), count),
+            "stop_string": pa.nulls(count, pa.string()),
         }
         self.write(self.layout.rollouts(step, agent), schema.ROLLOUTS, columns, "generate", step=step, agent=agent)
         self.metrics("generate", step, agent)

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hacpo.metrics import AVERAGE, Metric, Series
+
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?")
 """What an agent or run may be called: one path component that is also a DVC stage name."""
 
@@ -257,6 +259,46 @@ def overridden(algorithm: AlgorithmSettings) -> list[str]:
     ]
 
 
+class PromptSettings(Section):
+    """From a problem to the messages that a chat template renders."""
+
+    system: str | None = knob(None, doc="A system message, before the user's.")
+    user: str = knob("{problem}", doc="The user's message; `{problem}` is replaced by the problem's text.")
+    thinking: bool | None = knob(
+        None,
+        doc="Given to the chat template as `enable_thinking` (and `thinking`): whether the model shall think before it "
+        "answers. Refused where the template takes no notice. null: as the template has it (docs/sampling.md).",
+    )
+
+
+class AgentSampling(Section):
+    """How one agent's rollouts are drawn."""
+
+    temperature: float = knob(1.0, doc="Sampling temperature; log-probabilities are taken at it too.", gt=0)
+    top_p: float = knob(1.0, doc="Nucleus mass; below 1 the sampled distribution is truncated.", gt=0, le=1)
+    top_k: int | None = knob(
+        None,
+        doc="Draw from the so many likeliest tokens only, before `top_p`; the sampled distribution is truncated. null: "
+        "from all.",
+        unit="tokens",
+        ge=1,
+    )
+    max_new_tokens: int = knob(doc="Longest response.", unit="tokens", ge=1)
+    stop: tuple[str, ...] = knob(
+        (),
+        doc="Texts that end a response where its text first contains one; the token that completes it is the last. "
+        "Such a response has no EOS (docs/sampling.md).",
+        strict=False,
+    )
+
+    @model_validator(mode="after")
+    def _stops_are_text(self) -> AgentSampling:
+        for text in self.stop:
+            if not text or "\ufffd" in text:
+                raise ValueError(f"stop: expected texts of at least one character, without U+FFFD, found {text!r}")
+        return self
+
+
 class WarmupSettings(Section):
     """Supervised warm start of an agent made from scratch."""
 
@@ -305,11 +347,40 @@ class TinySettings(Section):
         return self
 
 
+class AdapterSettings(Section):
+    """A LoRA adapter: the model stays as it is, and two thin matrices beside each chosen layer are trained."""
+
+    rank: int = knob(16, doc="Columns of the one and rows of the other matrix.", ge=1, source="LoRA, section 4.1")
+    alpha: int = knob(32, doc="Their product is scaled by alpha / rank.", ge=1, source="LoRA, section 4.1")
+    targets: str | list[str] = knob(
+        "all-linear",
+        doc="Layers that get an adapter: `all-linear` (all but the output head), or the names with which their paths "
+        "end, such as [q_proj, v_proj].",
+    )
+
+    @model_validator(mode="after")
+    def _names(self) -> AdapterSettings:
+        if isinstance(self.targets, str):
+            usable = self.targets == "all-linear"
+        else:
+            usable = 0 < len({*self.targets}) == len(self.targets)
+        if not usable:
+            raise ValueError(f"targets: give `all-linear`, or a list of names with each once, found {self.targets!r}")
+        return self
+
+
 class AgentSettings(Section):
     """One agent: a model folder, or a tiny model made from scratch."""
 
     model: str | None = knob(
-        None, doc="A Hugging Face model folder with its tokenizer, relative to the project's root."
+        None,
+        doc="A Hugging Face model folder with its tokenizer, relative to the project's root; or, where no such folder "
+        "is there, `owner/name` on the hub, which `warmup` downloads (docs/models.md).",
+    )
+    revision: str | None = knob(
+        None,
+        doc="With a `model` on the hub: its branch, tag or commit; null: the main branch as it is when downloaded. The "
+        "checkpoints hold the commit.",
     )
     chat_template: str | None = knob(
         None,
@@ -317,11 +388,18 @@ class AgentSettings(Section):
         "the folder's own, or a plain one where it has none (docs/tokenizers.md).",
     )
     tiny: TinySettings | None = knob(None, doc="Make a tiny model from scratch instead.")
+    adapter: AdapterSettings | None = knob(
+        None, doc="Train a LoRA adapter beside the model (docs/lora.md); null: train all weights."
+    )
+    sampling: AgentSampling = knob(doc="How this agent samples; a key that is not given is the run's `sampling`.")
+    prompt: PromptSettings = knob(doc="What this agent is asked; a key that is not given is the run's `prompt`.")
 
     @model_validator(mode="after")
     def _one_of(self) -> AgentSettings:
         if (self.model is None) == (self.tiny is None):
             raise ValueError("give exactly one of `model` (a folder) and `tiny` (made from scratch)")
+        if self.revision is not None and self.model is None:
+            raise ValueError("`revision` belongs to `model`")
         if self.chat_template is not None and self.model is None:
             raise ValueError("`chat_template` belongs to `model`; a `tiny` model is made with its own")
         return self
@@ -360,20 +438,10 @@ class DataSettings(Section):
     sets: dict[str, DataSet] = knob(doc="`<set>/<split>` -> where it comes from.")
 
 
-class PromptSettings(Section):
-    """From a problem to the messages that a chat template renders."""
-
-    system: str | None = knob(None, doc="A system message, before the user's.")
-    user: str = knob("{problem}", doc="The user's message; `{problem}` is replaced by the problem's text.")
-
-
-class SamplingSettings(Section):
-    """How rollouts are drawn."""
+class SamplingSettings(AgentSampling):
+    """How rollouts are drawn. All but `group_size` may differ between agents (`agents.<name>.sampling`)."""
 
     group_size: int = knob(doc="G: responses per prompt and agent.", unit="responses", source="section 3.1", ge=1)
-    temperature: float = knob(1.0, doc="Sampling temperature; log-probabilities are taken at it too.", gt=0)
-    top_p: float = knob(1.0, doc="Nucleus mass; below 1 the sampled distribution is truncated.", gt=0, le=1)
-    max_new_tokens: int = knob(doc="Longest response.", unit="tokens", ge=1)
 
 
 class BatchSettings(Section):
@@ -401,19 +469,41 @@ class VllmSettings(Section):
         None, doc="Longest prompt plus response; null: the model's context length.", unit="tokens", ge=1
     )
     enforce_eager: bool = knob(False, doc="Neither compile nor capture graphs: a faster start, slower sampling.")
+    data_parallel: int = knob(
+        1, doc="With `vllm_server`: copies of the model behind one server (`hacpo serve`).", unit="copies", ge=1
+    )
+    sleep: bool = knob(
+        True,
+        doc="With `vllm` on a GPU: give weights and cache back to the GPU after each stage's sampling, for what runs "
+        "next; the weights are loaded and checked again at the next use.",
+    )
 
 
 class EngineSettings(Section):
     """What samples and scores."""
 
-    name: Literal["auto", "transformers", "vllm"] = knob(
-        "auto", doc="Sampling engine. `auto`: vllm on a GPU where it is installed, else transformers."
+    name: Literal["auto", "transformers", "vllm", "vllm_server"] = knob(
+        "auto",
+        doc="Sampling engine. `vllm`: in the stage's own process; `vllm_server`: the servers named in `servers.yaml` "
+        "beside params.yaml (docs/engines.md); `auto`: vllm on a GPU where it is installed, else transformers.",
     )
     device: Literal["auto", "cpu", "cuda"] = knob("auto", doc="`auto`: cuda where there is one.")
     dtype: Literal["float32", "bfloat16"] = knob(
         "float32", doc="Of weights and activations; log-probabilities are float32."
     )
-    batch_size: int = knob(256, doc="Responses sampled or rescored together.", unit="responses", ge=1)
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = knob(
+        "auto",
+        doc="Attention of the training stack. `auto`: what transformers chooses, PyTorch's SDPA where the model has it; "
+        "`flash_attention_2` needs its package, a GPU and bfloat16.",
+    )
+    batch_size: int = knob(256, doc="Most responses sampled or rescored together.", unit="responses", ge=1)
+    batch_tokens: int | None = knob(
+        None,
+        doc="Most tokens rescored together, prompts and padding included; responses of similar length then share a "
+        "pass. null: only `batch_size` counts.",
+        unit="tokens",
+        ge=1,
+    )
     save_every: int = knob(
         1024,
         doc="Responses sampled between two saves: after a kill only what was not saved is sampled again.",
@@ -424,6 +514,15 @@ class EngineSettings(Section):
     threads: int | None = knob(
         None, doc="CPU threads per process; null: all cores. Results are the same bytes only for the same number.", ge=1
     )
+
+    @model_validator(mode="after")
+    def _copies_have_a_server(self) -> EngineSettings:
+        if self.vllm.data_parallel > 1 and self.name != "vllm_server":
+            raise ValueError(
+                f"vllm.data_parallel: {self.vllm.data_parallel} copies of a model need a server; set name to "
+                "vllm_server and start `hacpo serve`"
+            )
+        return self
 
 
 class PoolSettings(Section):
@@ -502,7 +601,7 @@ class VerificationSettings(Section):
 
 
 class OptimizerSettings(Section):
-    """AdamW."""
+    """AdamW, and how an update's gradient is computed."""
 
     learning_rate: float = knob(doc="Step size.", gt=0)
     beta1: float = knob(0.9, doc="Decay of the gradient's mean.", ge=0, lt=1)
@@ -513,9 +612,65 @@ class OptimizerSettings(Section):
     warmup_updates: int = knob(
         0, doc="Updates over which the step size rises linearly from zero.", unit="updates", ge=0
     )
-    micro_batch_size: int = knob(
-        64, doc="Responses per forward pass; gradients add up over an update.", unit="responses", ge=1
+    schedule: Literal["constant", "linear", "cosine"] = knob(
+        "constant",
+        doc="What the step size does after the warm-up: stays, or falls to `final_rate` of itself by update "
+        "`schedule_updates`.",
     )
+    schedule_updates: int | None = knob(
+        None, doc="Under `linear` and `cosine`: length of the schedule; null: all updates of the run.", ge=1
+    )
+    final_rate: float = knob(
+        0.1, doc="Share of `learning_rate` left at the end, under `linear` and `cosine`.", ge=0, le=1
+    )
+    micro_batch_size: int = knob(
+        64, doc="Most responses per forward pass; gradients add up over an update.", unit="responses", ge=1
+    )
+    micro_batch_tokens: int | None = knob(
+        None,
+        doc="Most tokens per forward pass, prompts and padding included (one response may be longer); null: only "
+        "`micro_batch_size` counts.",
+        unit="tokens",
+        ge=1,
+    )
+    gradient_checkpointing: bool = knob(
+        False, doc="Keep only every layer's input for the backward pass and compute the rest again: less memory, same bits."
+    )
+
+
+class LauncherSettings(Section):
+    """Processes that compute one agent's update together."""
+
+    processes: int = knob(1, doc="Processes on each machine: one per GPU.", unit="processes", ge=1)
+    nodes: int = knob(1, doc="Machines.", unit="machines", ge=1)
+    replicas: int = knob(
+        1,
+        doc="Copies of the model: each is sharded over its part of the processes. 1: one copy over all (FSDP); as many "
+        "as there are processes: nothing is sharded (DDP).",
+        unit="copies",
+        ge=1,
+    )
+    command: str | None = knob(
+        None,
+        doc="What starts the processes, followed by `-m stages.update ...`; `{processes}` and `{nodes}` are filled in. "
+        "null: torchrun on this machine.",
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Processes in all."""
+        return self.processes * self.nodes
+
+    @model_validator(mode="after")
+    def _fits(self) -> LauncherSettings:
+        if self.world_size % self.replicas:
+            raise ValueError(f"replicas must divide the {self.world_size} processes, found {self.replicas}")
+        if self.nodes > 1 and self.command is None:
+            raise ValueError(
+                "several nodes need `command`, such as srun --nodes={nodes} --ntasks-per-node=1 torchrun "
+                "--nnodes={nodes} --nproc-per-node={processes} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+            )
+        return self
 
 
 class Benchmark(Section):
@@ -525,7 +680,17 @@ class Benchmark(Section):
     samples: int = knob(1, doc="Responses per problem.", unit="responses", ge=1)
     temperature: float = knob(0.0, doc="0 is greedy.", ge=0)
     top_p: float = knob(1.0, doc="Nucleus mass.", gt=0, le=1)
-    max_new_tokens: int | None = knob(None, doc="Longest response; null: as in `sampling`.", unit="tokens", ge=1)
+    top_k: int | None = knob(
+        None, doc="Draw from the so many likeliest tokens only; null: from all.", unit="tokens", ge=1
+    )
+    max_new_tokens: int | None = knob(
+        None, doc="Longest response; null: as in the agent's `sampling`.", unit="tokens", ge=1
+    )
+
+    @property
+    def drawn(self) -> str:
+        """How responses are drawn, for readers."""
+        return "greedy" if self.temperature == 0 else f"sampled at temperature {self.temperature:g}"
 
 
 class EvaluationSettings(Section):
@@ -535,12 +700,107 @@ class EvaluationSettings(Section):
         5, doc="Evaluate after every so many steps; also before the first and after the last.", unit="steps", ge=1
     )
     benchmarks: dict[str, Benchmark] = knob(doc="Name -> what to measure.")
+    metrics: dict[str, list[str]] = knob(
+        {},
+        doc="Benchmark -> what to report of it, its headline first: `avg`, `best`, `maj`, `pass@k` "
+        "(docs/evaluation.md). Of a benchmark that is not named: `avg`. Changing it samples nothing again.",
+    )
+    average: list[str] | None = knob(
+        None,
+        doc="Benchmarks whose headlines are averaged, each counting once (the paper's AVG); null: all, if there are "
+        "several and no two have the same `data`.",
+    )
+
+    def reported(self, benchmark: str) -> tuple[Metric, ...]:
+        """What is reported of a benchmark, its headline first."""
+        samples = self.benchmarks[benchmark].samples
+        return tuple(Metric.parse(text, samples) for text in self.metrics.get(benchmark, ["avg"]))
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The benchmarks of the average, in their order; empty where there is none."""
+        if self.average is not None:
+            return tuple(name for name in self.benchmarks if name in self.average)
+        data = [benchmark.data for benchmark in self.benchmarks.values()]
+        return tuple(self.benchmarks) if len(data) > 1 and len({*data}) == len(data) else ()
+
+    @property
+    def series(self) -> tuple[Series, ...]:
+        """What is followed over steps: every benchmark's headline, what else is reported of them, the average."""
+        headlines, others = [], []
+        for name in self.benchmarks:
+            first, *rest = self.reported(name)
+            headlines.append(Series(name, name if first.kind == "avg" else f"{name} {first.label}", ((name, first),)))
+            others += [Series(f"{name}.{one.label}", f"{name} {one.label}", ((name, one),)) for one in rest]
+        averaged = tuple(part for one in headlines if one.name in self.averaged for part in one.parts)
+        if averaged:
+            others.append(Series(AVERAGE, f"average of {len(averaged)} benchmarks", averaged))
+        return (*headlines, *others)
+
+    @property
+    def headlines(self) -> tuple[str, ...]:
+        """What a step can be the best by: names of benchmarks, and of the average if there is one."""
+        return (*self.benchmarks, *([AVERAGE] if self.averaged else []))
+
+    @property
+    def leading(self) -> Series | None:
+        """The one number where there is room for one: the average, else the first benchmark's headline."""
+        series = self.series
+        return next((one for one in series if one.name == AVERAGE), series[0] if series else None)
+
+    @model_validator(mode="after")
+    def _metrics_fit(self) -> EvaluationSettings:
+        known = ", ".join(self.benchmarks)
+        if AVERAGE in self.benchmarks:
+            raise ValueError(f"benchmarks: {AVERAGE!r} cannot be a name; it stands for the mean over benchmarks")
+        for name, listed in self.metrics.items():
+            if name not in self.benchmarks:
+                raise ValueError(f"metrics: {name!r} is not in evaluation.benchmarks ({known})")
+            try:
+                metrics = self.reported(name)
+            except ValueError as error:
+                raise ValueError(f"metrics.{name}: {error}") from None
+            if not metrics or len({*metrics}) < len(metrics):
+                raise ValueError(f"metrics.{name}: name at least one metric, and each once, found {listed}")
+            repeated = next((one.label for one in metrics if one.kind != "avg" and one.k > 1), None)
+            if repeated is not None and self.benchmarks[name].temperature == 0:
+                raise ValueError(
+                    f"metrics.{name}: {repeated} compares responses that differ, but at temperature 0 they are all the "
+                    f"same; set evaluation.benchmarks.{name}.temperature"
+                )
+        if self.average is not None:
+            unknown = next((name for name in self.average if name not in self.benchmarks), None)
+            if unknown is not None:
+                raise ValueError(f"average: {unknown!r} is not in evaluation.benchmarks ({known})")
+            if len({*self.average}) < len(self.average) or len(self.average) == 1:
+                raise ValueError(f"average: name several benchmarks, each once, or none, found {self.average}")
+        return self
 
 
 class StorageSettings(Section):
     """How tables are cut into files."""
 
     rows_per_shard: int = knob(4096, doc="Most rows in one Parquet file.", unit="rows", ge=1)
+
+
+class RetentionSettings(Section):
+    """Which checkpoints stay on disk: the start, the newest, and what a rule names; without a rule, all.
+
+    No stage reads this: changing it trains nothing again (docs/retention.md).
+    """
+
+    keep_last: int | None = knob(None, doc="Keep the newest so many checkpoints.", unit="checkpoints", ge=1)
+    keep_every: int | None = knob(None, doc="Keep the checkpoint of every so many steps.", unit="steps", ge=1)
+    keep_best: str | None = knob(
+        None,
+        doc="Keep each agent's best checkpoint by the headline of this benchmark, or by `average`; the earliest of "
+        "equally good ones.",
+    )
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is pruned."""
+        return self.keep_last is None and self.keep_every is None and self.keep_best is None
 
 
 class ReportSettings(Section):
@@ -558,6 +818,23 @@ class ReportSettings(Section):
     )
 
 
+INHERITED = ("sampling", "prompt")
+"""Blocks of an agent that are laid over the run's block of the same name."""
+
+
+def _inherited(agents: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Agents with the run's `INHERITED` blocks below their own, so that each says everything about itself."""
+    result = {}
+    for name, agent in agents.items():
+        complete = dict(agent) if isinstance(agent, Mapping) else agent
+        for block in INHERITED if isinstance(complete, dict) else ():
+            common, own = run.get(block) or {}, complete.get(block) or {}
+            if isinstance(common, Mapping) and isinstance(own, Mapping):
+                complete[block] = {key: value for key, value in common.items() if key != "group_size"} | dict(own)
+        result[name] = complete
+    return result
+
+
 class Settings(Section):
     """Everything a run depends on."""
 
@@ -573,9 +850,17 @@ class Settings(Section):
     pool: PoolSettings = PoolSettings()
     verification: VerificationSettings = VerificationSettings()
     optimizer: OptimizerSettings
+    launcher: LauncherSettings = LauncherSettings()
     evaluation: EvaluationSettings
     storage: StorageSettings = StorageSettings()
+    retention: RetentionSettings = RetentionSettings()
     report: ReportSettings = ReportSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _agents_inherit(cls, given: Any) -> Any:
+        agents = given.get("agents") if isinstance(given, dict) else None
+        return {**given, "agents": _inherited(agents, given)} if isinstance(agents, Mapping) else given
 
     @property
     def agent_names(self) -> tuple[str, ...]:
@@ -613,6 +898,9 @@ class Settings(Section):
         for name in self.evaluation.benchmarks:
             if not NAME.fullmatch(name):
                 raise ValueError(f"evaluation.benchmarks: {name!r} cannot be a name")
+        best, known = self.retention.keep_best, self.evaluation.headlines
+        if best is not None and best not in known:
+            raise ValueError(f"retention.keep_best: {best!r} is none of {', '.join(known)}")
         sources = len(self.agents) if self.algorithm.rollouts.share else 1
         if sources * self.responses_per_prompt < 2:
             raise ValueError(
@@ -625,8 +913,43 @@ class Settings(Section):
                 "sampling.group_size: baseline 'own' compares an agent's own responses to one prompt and needs at "
                 f"least 2, found {self.responses_per_prompt}"
             )
-        if "{problem}" not in self.prompt.user:
-            raise ValueError("prompt.user: must contain {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_have_the_problem(self) -> Settings:
+        asked = {"prompt": self.prompt} | {f"agents.{name}.prompt": one.prompt for name, one in self.agents.items()}
+        for where, prompt in asked.items():
+            if "{problem}" not in prompt.user:
+                raise ValueError(f"{where}.user: must contain {{problem}}")
+        return self
+
+    @model_validator(mode="after")
+    def _votes_have_answers(self) -> Settings:
+        for name in self.evaluation.benchmarks:
+            if not self.verification.is_math and any(one.kind == "maj" for one in self.evaluation.reported(name)):
+                raise ValueError(
+                    f"evaluation.metrics.{name}: maj needs answers to vote on, but verification.reward is a function, "
+                    "which extracts none"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_have_room(self) -> Settings:
+        longest = self.engine.vllm.max_model_len
+        for name, agent in self.agents.items():
+            if longest is not None and agent.sampling is not None and longest <= agent.sampling.max_new_tokens:
+                raise ValueError(
+                    f"engine.vllm.max_model_len: {longest} tokens leave {name}'s responses of max_new_tokens "
+                    f"{agent.sampling.max_new_tokens} no room for a prompt"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _flash_attention_fits(self) -> Settings:
+        if self.engine.attention == "flash_attention_2" and (
+            self.engine.dtype == "float32" or self.engine.device == "cpu"
+        ):
+            raise ValueError("engine.attention: flash_attention_2 needs a GPU and engine.dtype bfloat16")
         return self
 
     @model_validator(mode="after")

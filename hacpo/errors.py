@@ -62,6 +62,14 @@ class DataError(HacpoError):
     exit_code = 5
 
 
+class TemplateError(DataError):
+    """A chat template refuses messages. `reason` is the template's word for it."""
+
+    def __init__(self, what: str, *, where: object, reason: str) -> None:
+        super().__init__(f"{what}: {reason}", where=where)
+        self.reason = reason
+
+
 class ModelError(HacpoError):
     """A model folder or tokenizer that cannot be used."""
 

@@ -80,6 +80,20 @@ class Layout:
         """What a stage keeps while it is at work, so that it can go on after a kill; outside every table's folder."""
         return self.root / ".saved" / table / step_dir(step) / f"agent={agent}"
 
+    def merged(self, agent: str) -> Path:
+        """A checkpoint's adapter merged with its base, while an engine loads it; outside every table's folder."""
+        return self.root / ".merged" / f"agent={agent}"
+
+    @property
+    def pruned(self) -> Path:
+        """The record of pruned checkpoints."""
+        return self.root / "pruned.json"
+
+    @property
+    def restoring(self) -> Path:
+        """Where pruned checkpoints are trained again, beside the run."""
+        return self.root.with_name(f".{self.root.name}.restoring")
+
     @property
     def report(self) -> Path:
         """The HTML report and the joined metrics."""

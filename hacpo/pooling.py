@@ -8,16 +8,14 @@ from typing import Any, Protocol
 
 from hacpo.config import PromptSettings
 from hacpo.errors import ArtifactError
-from hacpo.prompts import messages
+from hacpo.prompts import PromptTokenizer, prompt_token_ids
 from hacpo.retokenize import Retokenized, TextTokenizer, retokenize
 from hacpo.rollouts import Row, in_order
+from hacpo.stopping import ended_by_eos
 
 
-class PromptTokenizer(TextTokenizer, Protocol):
-    """A tokenizer that can also render prompts."""
-
-    def render(self, problem_id: str, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a prompt."""
+class LearnerTokenizer(TextTokenizer, PromptTokenizer, Protocol):
+    """A tokenizer for prompts and responses."""
 
 
 def build_pool(
@@ -26,7 +24,7 @@ def build_pool(
     *,
     learner: str,
     group_size: int,
-    tokenizer: PromptTokenizer | None,
+    tokenizer: LearnerTokenizer | None,
     prompt_settings: PromptSettings,
     max_tokens: int | None,
     score_eos: bool,
@@ -38,6 +36,7 @@ def build_pool(
         problems: the step's prompts in order.
         rollouts: source -> its rollouts, each with its reward; the learner's own always among them.
         learner: who will train on them.
+        prompt_settings: the learner's.
         group_size: responses per problem and source.
         tokenizer: the learner's; may be None if there are only own rollouts.
         max_tokens: longest prompt plus response that the learner can take; None is no limit. Own responses were sampled
@@ -51,8 +50,7 @@ def build_pool(
     prompts = {row["problem_id"]: row["prompt_token_ids"] for row in rollouts[learner]}
     if tokenizer is not None:
         for row in problems:
-            rendered = tokenizer.render(row["problem_id"], messages(row["problem_id"], row["problem"], prompt_settings))
-            if rendered != prompts[row["problem_id"]]:
+            if prompt_token_ids(tokenizer, row, prompt_settings) != prompts[row["problem_id"]]:
                 raise ArtifactError(
                     "the learner's template renders this prompt differently than when it was sampled",
                     where=f"problem {row['problem_id']!r} of {learner}",
@@ -97,12 +95,12 @@ def scored_tokens(row: Row, *, score_eos: bool) -> int:
     A response that is nothing but EOS keeps it: without a token it could not be scored at all.
     """
     sampled = len(row["token_ids"])
-    return sampled if score_eos or row["finish_reason"] != "stop" or sampled < 2 else sampled - 1
+    return sampled if score_eos or sampled < 2 or not ended_by_eos(row) else sampled - 1
 
 
-def in_learners_tokens(row: Row, tokenizer: PromptTokenizer, room: int, *, score_eos: bool) -> Retokenized:
+def in_learners_tokens(row: Row, tokenizer: LearnerTokenizer, room: int, *, score_eos: bool) -> Retokenized:
     """A cross response; without scored EOS, one that is nothing but EOS becomes the learner's EOS and is not empty."""
-    stopped = row["finish_reason"] == "stop"
+    stopped = ended_by_eos(row)
     if stopped and not score_eos and len(row["token_ids"]) == 1:
         return Retokenized([tokenizer.eos_token_id], "kept" if room >= 1 else "too_long", True)
     return retokenize(row["text"], stopped=stopped and score_eos, tokenizer=tokenizer, room=room)

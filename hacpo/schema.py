@@ -85,6 +85,7 @@ ROLLOUTS = Table(
         sampler_logprobs=_LOGPROBS,
         logprobs=_LOGPROBS,
         policy=pa.string(),
+        stop_string=(pa.string(), None),
     ),
     ("rollout_id",),
 )

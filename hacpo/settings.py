@@ -10,19 +10,31 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from hacpo.config import RECIPES, AgentSettings, Settings, merged
+from hacpo.config import INHERITED, RECIPES, AgentSettings, Settings, merged
 from hacpo.errors import SettingsError
+
+_START = tuple(f"agents.{{agent}}.{name}" for name in AgentSettings.model_fields if name not in INHERITED)
+"""What an agent starts from: all that is said of it but how it is asked and how it samples."""
 
 READS: dict[str, tuple[str, ...]] = {
     "prepare": ("seed", "steps", "data", "batch.prompts"),
-    "warmup": ("seed", "agents.{agent}", "engine.threads"),
-    "generate": ("seed", "sampling", "algorithm.rollouts", "prompt", "engine", "storage"),
+    "warmup": ("seed", *_START, "engine.threads"),
+    "generate": (
+        "seed",
+        "agents.{agent}.sampling",
+        "agents.{agent}.prompt",
+        "sampling.group_size",
+        "algorithm.rollouts",
+        "engine",
+        "storage",
+    ),
     "verify": ("verification", "data.train", "storage"),
     "pool": (
         "agent_names",
         "pool",
-        "prompt",
+        "agents.{agent}.prompt",
         "sampling.group_size",
         "algorithm.rollouts",
         "algorithm.importance.score_eos",
@@ -43,18 +55,24 @@ READS: dict[str, tuple[str, ...]] = {
         "algorithm.importance",
         "algorithm.clip",
         "algorithm.loss",
-        "sampling.temperature",
+        "agents.{agent}.adapter",
+        "agents.{agent}.sampling.temperature",
         "batch",
         "optimizer",
+        "launcher.processes",
+        "launcher.nodes",
+        "launcher.replicas",
         "engine.device",
         "engine.dtype",
+        "engine.attention",
         "engine.threads",
     ),
     "evaluate": (
         "seed",
         "evaluation.benchmarks",
-        "sampling.max_new_tokens",
-        "prompt",
+        "agents.{agent}.sampling.max_new_tokens",
+        "agents.{agent}.sampling.stop",
+        "agents.{agent}.prompt",
         "engine",
         "verification",
         "storage",
@@ -150,6 +168,29 @@ def resolve(raw: Mapping[str, Any], *, where: object = "settings") -> Settings:
     Raises:
         SettingsError: one line for the first thing that is wrong.
     """
+    tree = _with_recipe(raw, where)
+    try:
+        return _with_schedule(Settings.model_validate(tree))
+    except ValidationError as error:
+        raise _one_line(error, where) from None
+
+
+def complaints(path: Path) -> list[SettingsError]:
+    """Everything that is wrong with a params.yaml, one line each (`load` says the first); empty if it is usable."""
+    try:
+        Settings.model_validate(_with_recipe(read_params(path), None))
+    except ValidationError as error:
+        items = error.errors()
+        said = {item["loc"] for item in items}
+        # What all agents inherit is wrong once.
+        return [_line(item, None) for item in items if not (_of_an_agent(item["loc"]) and item["loc"][2:] in said)]
+    except SettingsError as error:
+        return [error]
+    return []
+
+
+def _with_recipe(raw: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The settings as written, the recipe's preset filled in."""
     tree = copy.deepcopy(dict(raw))
     algorithm = tree.get("algorithm")
     if isinstance(algorithm, dict):
@@ -163,10 +204,18 @@ def resolve(raw: Mapping[str, Any], *, where: object = "settings") -> Settings:
                 remedy=f"did you mean {near[0]!r}?" if near else None,
             )
         tree["algorithm"] = merged({"recipe": recipe, **RECIPES[recipe]}, algorithm)
-    try:
-        return Settings.model_validate(tree)
-    except ValidationError as error:
-        raise _one_line(error, where) from None
+    return tree
+
+
+def _with_schedule(settings: Settings) -> Settings:
+    """The length of the step size's schedule filled in: `update` reads it, and need not read the number of steps."""
+    optimizer = settings.optimizer
+    if optimizer.schedule == "constant" or optimizer.schedule_updates is not None:
+        return settings
+    length = settings.steps * settings.updates_per_step
+    return settings.model_copy(
+        update={"optimizer": optimizer.model_copy(update={"schedule_updates": length})}
+    )
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -200,24 +249,33 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
 
 
 def _one_line(error: ValidationError, where: object) -> SettingsError:
-    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-    location = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+    # What an agent inherits is wrong where it was written, in the run's block.
+    first = min(error.errors(), key=lambda item: (item["type"] != "extra_forbidden", _of_an_agent(item["loc"])))
+    return _line(first, where)
+
+
+def _line(item: ErrorDetails, where: object) -> SettingsError:
+    location = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(item["loc"][:-1])
+        near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         return SettingsError(
             f"unknown key {location!r}",
             where=where,
             remedy=f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}",
         )
-    if first["type"] == "missing":
+    if item["type"] == "missing":
         return SettingsError(f"{location!r} is missing", where=where, remedy="see docs/settings.md")
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "value_error":
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
         return SettingsError(f"{location}: {message}" if location else message, where=where)
     return SettingsError(
-        f"{location}: {message[:1].lower()}{message[1:]}", where=where, found=repr(first["input"])[:80]
+        f"{location}: {message[:1].lower()}{message[1:]}", where=where, found=repr(item["input"])[:80]
     )
+
+
+def _of_an_agent(location: Sequence[int | str]) -> bool:
+    return location[:1] == ("agents",) and location[2:3] != () and location[2] in INHERITED
 
 
 def _known_keys(location: Iterable[int | str]) -> list[str]:
@@ -278,7 +336,8 @@ def restrict(settings: Settings, stage: str, agent: str | None = None) -> Settin
     keys = [] if stage not in READS else tracked(stage, agent)
     view: Settings = _restricted(settings, [key for key in keys if key != "agent_names"])
     if "agent_names" in keys:
-        view.__dict__["agents"] = {name: AgentSettings.model_construct() for name in settings.agents}
+        seen = view.__dict__.get("agents", {})
+        view.__dict__["agents"] = {name: seen.get(name, _restricted(one, [])) for name, one in settings.agents.items()}
     return view
 
 

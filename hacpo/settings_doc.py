@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hacpo.config import RECIPES, Section, Settings
+from hacpo.config import INHERITED, RECIPES, Section, Settings
 
 _INTRODUCTION = """# Settings
 
@@ -61,7 +61,7 @@ def _block(prefix: str, model: type[BaseModel], title: str) -> list[str]:
         cells = [
             f"`{name}`",
             _type(field),
-            _default(field, prefix),
+            _default(field, prefix, path),
             meaning,
             extra.get("unit", ""),
             extra.get("source", ""),
@@ -86,10 +86,13 @@ def _type(field: FieldInfo) -> str:
     text = str(getattr(annotation, "__name__", annotation)) if not get_args(annotation) else str(annotation)
     for python, plain in (("<class '", ""), ("'>", ""), ("int", "integer"), ("str", "text"), ("bool", "true/false")):
         text = text.replace(python, plain)
+    text = text.replace("tuple[text, ...]", "list of texts")
     return text.replace("None", "null").replace(" | ", " or ").replace("float", "number")
 
 
-def _default(field: FieldInfo, prefix: str) -> str:
+def _default(field: FieldInfo, prefix: str, path: str) -> str:
+    if path.startswith(tuple(f"agents.<name>.{block}" for block in INHERITED)):
+        return "the run's"
     if field.is_required():
         return "recipe" if prefix.startswith("algorithm.") else "required" if prefix != "algorithm" else "hacpo's"
     value = field.get_default(call_default_factory=True)
@@ -97,7 +100,7 @@ def _default(field: FieldInfo, prefix: str) -> str:
 
 
 def _value(value: object) -> str:
-    if value is None or isinstance(value, bool | dict):
+    if value is None or isinstance(value, bool | dict | tuple):
         return json.dumps(value)
     if isinstance(value, float):
         return f"{value:g}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hacpo.batching import batches
 from hacpo.seeds import derive_seed
 
 Row = dict[str, Any]
@@ -92,6 +93,12 @@ def plan_updates(rows: Sequence[Row], *, updates: int, order: str, seed: int | N
     # Rows of similar length share a forward pass: less padding, and still the same order every time.
     by_length = [sorted(part, key=lambda row: len(row["prompt_token_ids"]) + len(row["token_ids"])) for part in usable]
     return UpdatePlan(by_length, counts)
+
+
+def micro_batches(rows: Sequence[Row], *, most_rows: int, most_tokens: int | None) -> list[Sequence[Row]]:
+    """The rows of an update, in parts for one forward pass each; arguments as for `batching.batches`."""
+    lengths = [len(row["prompt_token_ids"]) + len(row["token_ids"]) for row in rows]
+    return [rows[part.start : part.stop] for part in batches(lengths, most_rows=most_rows, most_tokens=most_tokens)]
 
 
 def _sources(rows: Sequence[Row]) -> list[str]:

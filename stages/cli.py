@@ -9,6 +9,7 @@ from hacpo.pipeline.command_line import INTERRUPTED, new_app, run_app
 from hacpo.pipeline.session import Session
 from stages.advantage import advantage
 from stages.audit import audit
+from stages.estimate import estimate
 from stages.evaluate import evaluate
 from stages.export import export
 from stages.generate import generate
@@ -16,9 +17,12 @@ from stages.import_problems import import_problems
 from stages.plan import plan
 from stages.pool import pool
 from stages.prepare import prepare
+from stages.prune import prune
 from stages.report import report
 from stages.resolve import resolve
+from stages.restore import restore
 from stages.run import run
+from stages.serve import serve
 from stages.show import show
 from stages.status import status
 from stages.update import update
@@ -32,8 +36,10 @@ app = new_app(
 )
 for command in (
     run,
+    serve,
     status,
     plan,
+    estimate,
     resolve,
     prepare,
     warmup,
@@ -48,6 +54,8 @@ for command in (
     show,
     what_if,
     export,
+    prune,
+    restore,
 ):
     app.command()(command)
 app.command("import")(import_problems)

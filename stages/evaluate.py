@@ -20,28 +20,35 @@ def evaluate(
 ) -> None:
     """Write evaluations/step=<step>/agent=<name>; step 0 is the start."""
     from hacpo import schema
+    from hacpo.metrics import summary
     from hacpo.reward import Request, Verdict, Verifier, check_error_rate
 
     with open_stage(
         "evaluate", context.obj, pipeline, step=step, agent=agent, out=out, limit=limit, overrides=overrides or ()
     ) as stage:
         from hacpo.engines.base import SamplingParameters, SamplingRequest
-        from hacpo.engines.loading import open_engine
+        from hacpo.engines.loading import open_engine, open_tokenizer
         from hacpo.engines.saved import SavingSampler
-        from hacpo.prompts import messages
+        from hacpo.prompts import check_template, prompt_token_ids
         from hacpo.seeds import derive_seed
 
-        settings = stage.settings
+        settings, mine = stage.settings, stage.settings.agents[agent]
         rows = []
         judged: list[Verdict] = []
         # First of all: a reward function that cannot be used must not cost the sampling.
         with Verifier(settings.verification, stage.pipeline.root) as verifier:
+            checkpoint = stage.inputs.checkpoint(step, agent)
+            made_by = stage.pipeline.checkpoint_command(step, agent)
+            tokenizer = open_tokenizer(stage.session.models, checkpoint, made_by)
+            check_template(tokenizer, agent, mine.prompt)
             engine = open_engine(
                 stage.session.models,
                 agent,
-                stage.inputs.checkpoint(step, agent),
+                checkpoint,
                 settings.engine,
-                stage.pipeline.checkpoint_command(step, agent),
+                made_by,
+                stage.pipeline.folder,
+                stage.outputs.merged(agent),
             )
             sampler = SavingSampler(
                 engine.sampler, engine.policy, settings.engine, stage.outputs.saved("evaluations", step, agent)
@@ -51,10 +58,7 @@ def evaluate(
                 problems = stage.read(path, schema.PROBLEMS, "prepare").to_pylist()[:limit]
                 asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
                 prompts = {
-                    problem["problem_id"]: engine.tokenizer.render(
-                        problem["problem_id"], messages(problem["problem_id"], problem["problem"], settings.prompt)
-                    )
-                    for problem in problems
+                    problem["problem_id"]: prompt_token_ids(tokenizer, problem, mine.prompt) for problem in problems
                 }
                 responses = sampler.sample(
                     [
@@ -67,8 +71,10 @@ def evaluate(
                     ],
                     SamplingParameters(
                         benchmark.temperature,
-                        benchmark.max_new_tokens or settings.sampling.max_new_tokens,
+                        benchmark.max_new_tokens or mine.sampling.max_new_tokens,
                         benchmark.top_p,
+                        benchmark.top_k,
+                        mine.sampling.stop,
                     ),
                     stage.progress,
                 )
@@ -103,8 +109,13 @@ def evaluate(
                     )
                 ]
                 judged += verdicts
-                stage.metrics[f"{name}.accuracy"] = sum(v.reward for v in verdicts) / len(verdicts)
+                starts = range(0, len(asked), benchmark.samples)
+                each = [verdicts[start : start + benchmark.samples] for start in starts]
+                numbers = summary(each, votes=settings.verification.is_math)
+                stage.metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
                 stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
+        engine.rest()
+        stage.metrics |= engine.metrics
         stage.write(
             stage.outputs.evaluation(step, agent),
             schema.EVALUATIONS,

@@ -19,6 +19,13 @@ def export(
     by: Annotated[
         str | None, typer.Option("--by", help="With --step best: the benchmark to choose by.", show_default=False)
     ] = None,
+    alone: Annotated[
+        bool, typer.Option("--adapter", help="Of an agent with a LoRA adapter: the adapter without its base.")
+    ] = False,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="NAME", help="With --adapter: what others call its base.", show_default=False),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model folder that is there.")] = False,
     repository: Annotated[
         str | None, typer.Option("--push", metavar="OWNER/NAME", help="Also upload it to the hub.", show_default=False)
@@ -28,15 +35,19 @@ def export(
     """Write a model folder that any tool loads: weights, config, tokenizer, chat template, model card."""
     from hacpo import schema
     from hacpo.errors import ArtifactError, MissingInputError, SettingsError
+    from hacpo.export.adapter import adapter_facts, export_adapter
     from hacpo.export.card import gather_facts, render
     from hacpo.export.folder import CARD, check_target, copy_model
     from hacpo.export.results import choose_step, held_out
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.pruning import checkpoints_there, ranges, was_pruned
     from hacpo.report.facts import run_settings
     from hacpo.weights import policy_hash
 
     if private and repository is None:
         raise SettingsError("--private belongs to --push")
+    if base is not None and not alone:
+        raise SettingsError("--base belongs to --adapter")
     opened = Pipeline.open(pipeline)
     layout = opened.layout
     settings = run_settings(layout, opened.settings)
@@ -49,23 +60,33 @@ def export(
     choice = choose_step(step, by, curves, settings, pipeline)
     checkpoint = layout.checkpoint(choice.step, agent)
     if not checkpoint.is_dir():
+        pruned = was_pruned(layout, choice.step, agent)
+        there = ranges(checkpoints_there(layout, agent)) or "none"
         raise MissingInputError(
-            "the checkpoint is missing",
+            "the checkpoint is missing" if pruned is None else f"the checkpoint was pruned (retention: {pruned.rule})",
             where=checkpoint,
-            remedy=f"run `{opened.checkpoint_command(choice.step, agent)}`",
+            found=f"{agent}'s checkpoints of steps {there}",
+            remedy=f"run `{opened.checkpoint_command(choice.step, agent)}`"
+            + ("" if pruned is None else " to train it again"),
         )
-    card = render(gather_facts(layout, opened.run, settings, agent, choice, curves))
+    adapter = adapter_facts(checkpoint, alone=alone, base=base, pushed=repository is not None)
+    card = render(gather_facts(layout, opened.run, settings, agent, choice, curves, adapter))
     whole = target.resolve()
     with schema.atomic(whole) as scratch:
         from hacpo.engines.loadable import check_loadable
 
         scratch.mkdir()
-        copy_model(checkpoint, scratch)
-        if policy_hash(scratch) != policy_hash(checkpoint):
-            raise ArtifactError("the weights changed while they were copied", where=checkpoint, remedy="try again")
-        check_loadable(scratch, called=checkpoint)
+        if adapter is not None:
+            export_adapter(checkpoint, scratch, adapter, settings.engine)
+        else:
+            copy_model(checkpoint, scratch)
+            if policy_hash(scratch) != policy_hash(checkpoint):
+                raise ArtifactError("the weights changed while they were copied", where=checkpoint, remedy="try again")
+        if not alone:
+            check_loadable(scratch, called=checkpoint)
         (scratch / CARD).write_text(card, encoding="utf-8")
-    print(f"{agent} at step {choice.step}{_why(choice.benchmark, choice.candidates)}: model folder {target}")
+    what = "adapter alone, in the" if alone else "model"
+    print(f"{agent} at step {choice.step}{_why(choice.benchmark, choice.candidates)}: {what} folder {target}")
     if repository is not None:
         from hacpo.hub import push
 

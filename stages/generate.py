@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import typer
 
 from hacpo.pipeline.command_line import main_of
@@ -34,41 +36,49 @@ def generate(
         steps_from=1,
     ) as stage:
         from hacpo.engines.base import SamplingParameters, SamplingRequest
-        from hacpo.engines.loading import open_engine
+        from hacpo.engines.loading import open_engine, open_tokenizer
         from hacpo.engines.saved import SavingSampler
-        from hacpo.prompts import messages
+        from hacpo.prompts import check_template, prompt_token_ids
         from hacpo.sampler_correction import sampler_metrics
         from hacpo.seeds import derive_seed
+        from hacpo.stopping import stop_string
 
-        settings = stage.settings
+        settings, mine = stage.settings, stage.settings.agents[agent]
         problems = stage.read(stage.inputs.prompts(step), schema.SCHEDULE, "prepare", step=step).to_pylist()[:limit]
+        checkpoint = stage.inputs.checkpoint(step - 1, agent)
+        made_by = stage.pipeline.checkpoint_command(step - 1, agent)
+        # Before the weights: what a template refuses must not cost loading them.
+        tokenizer = open_tokenizer(stage.session.models, checkpoint, made_by)
+        check_template(tokenizer, agent, mine.prompt)
+        prompts = {row["problem_id"]: prompt_token_ids(tokenizer, row, mine.prompt) for row in problems}
         engine = open_engine(
             stage.session.models,
             agent,
-            stage.inputs.checkpoint(step - 1, agent),
+            checkpoint,
             settings.engine,
-            stage.pipeline.checkpoint_command(step - 1, agent),
+            made_by,
+            stage.pipeline.folder,
+            stage.outputs.merged(agent),
         )
-        prompts = {
-            row["problem_id"]: engine.tokenizer.render(
-                row["problem_id"], messages(row["problem_id"], row["problem"], settings.prompt)
-            )
-            for row in problems
-        }
         keys = [(row["problem_id"], sample) for row in problems for sample in range(settings.responses_per_prompt)]
         requests = [
             SamplingRequest(prompts[problem], derive_seed(settings.seed, "generate", step, agent, problem, sample))
             for problem, sample in keys
         ]
-        sampling = settings.sampling
+        sampling = mine.sampling
         sampler = SavingSampler(
             engine.sampler, engine.policy, settings.engine, stage.outputs.saved("rollouts", step, agent)
         )
+        begun = time.perf_counter()
         responses = sampler.sample(
             requests,
-            SamplingParameters(sampling.temperature, sampling.max_new_tokens, sampling.top_p),
+            SamplingParameters(
+                sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k, sampling.stop
+            ),
             stage.progress,
         )
+        engine.rest()
+        sampled = time.perf_counter()
         logprobs = engine.scorer.score(
             [
                 (request.prompt_token_ids, response.token_ids)
@@ -76,6 +86,8 @@ def generate(
             ],
             temperature=sampling.temperature,
         )
+        scored = time.perf_counter()
+        texts = [tokenizer.decode(response.token_ids) for response in responses]
         stage.write(
             stage.outputs.rollouts(step, agent),
             schema.ROLLOUTS,
@@ -87,11 +99,21 @@ def generate(
                 "sample": [sample for _, sample in keys],
                 "prompt_token_ids": [list(request.prompt_token_ids) for request in requests],
                 "token_ids": [response.token_ids for response in responses],
-                "text": [engine.tokenizer.decode(response.token_ids) for response in responses],
+                "text": texts,
                 "finish_reason": [response.finish_reason for response in responses],
                 "sampler_logprobs": [response.logprobs for response in responses],
                 "logprobs": logprobs,
                 "policy": [engine.policy] * len(keys),
+                "stop_string": [
+                    stop_string(
+                        text,
+                        response.token_ids,
+                        response.finish_reason,
+                        stop=sampling.stop,
+                        eos_token_ids=tokenizer.stop_token_ids,
+                    )
+                    for text, response in zip(texts, responses, strict=True)
+                ],
             },
             step=step,
             agent=agent,
@@ -101,6 +123,8 @@ def generate(
         tokens = sum(len(response.token_ids) for response in responses)
         stage.metrics |= {
             **engine.metrics,
+            "sampling_seconds": round(sampled - begun, 4),
+            "scoring_seconds": round(scored - sampled, 4),
             "rollouts": len(responses),
             "tokens": tokens,
             "prompt_tokens": sum(len(request.prompt_token_ids) for request in requests),

@@ -1,19 +1,50 @@
-"""plan: check params.yaml and stamp the run's DVC files."""
+"""plan: check params.yaml and stamp the run's DVC files; with --check, look at everything and write nothing."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import PipelineFolder
 
 
-def plan(pipeline: PipelineFolder) -> None:
-    """Write the run's dvc.yaml files: safe to repeat, and needed after changing agents, steps or evaluation.every."""
+def plan(
+    pipelines: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Pipeline folders, for example pipelines/quickstart; with --check also groups of them, such as "
+            "pipelines/paper."
+        ),
+    ],
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Say all that stands in the way of running them, and write nothing; 1 if wrong."),
+    ] = False,
+    online: Annotated[
+        bool, typer.Option("--online", help="With --check: also ask the hub for the models. Nothing is downloaded.")
+    ] = False,
+) -> None:
+    """Write the dvc.yaml files of runs: safe to repeat, and needed after changing agents, steps or evaluation.every."""
+    from hacpo.errors import SettingsError
+
+    if check:
+        _check(pipelines, online=online)
+        return
+    if online:
+        raise SettingsError("--online belongs to --check")
+    for folder in pipelines:
+        _stamp(folder)
+
+
+def _stamp(folder: Path) -> None:
     from hacpo.config import overridden
     from hacpo.pipeline.bookkeeping import repair_locks
     from hacpo.pipeline.plan import stamp
     from hacpo.pipeline.project import Pipeline
 
-    opened = Pipeline.open(pipeline)
+    opened = Pipeline.open(folder)
     changed = stamp(opened)
     for lock in repair_locks(opened):
         print(f"removed {lock}: it was cut off by a kill; its stages are restored from DVC's cache or run again")
@@ -27,6 +58,42 @@ def plan(pipeline: PipelineFolder) -> None:
     overrides = overridden(settings.algorithm)
     if overrides:
         print(f"overriding the recipe: {', '.join(overrides)}")
+
+
+def _check(folders: list[Path], *, online: bool) -> None:
+    from hacpo.check.remarks import Kind, Remark
+    from hacpo.check.walk import Checker, pipelines_below
+
+    checker = Checker(online=online)
+    found: dict[Path, list[Remark]] = {}
+    named = dict.fromkeys(one for given in folders for one in pipelines_below(given))
+    several = len(named) > 1
+    for folder in named:
+        found[folder] = remarks = list(dict.fromkeys(checker.check(folder)))
+        for remark in remarks:
+            if remark.kind is not Kind.TO_DO:
+                print(f"{folder}: {remark.kind}: {remark.what}")
+        waiting = [remark.what for remark in remarks if remark.kind is Kind.TO_DO]
+        if waiting and several:
+            print(f"{folder}: ready once {len(waiting)} of the things below are done")
+        elif waiting:
+            print("\n".join(f"{folder}: to do first: {what}" for what in waiting))
+        elif not any(remark.kind is Kind.ERROR for remark in remarks):
+            print(f"{folder}: ready to run")
+    wrong = sum(any(remark.kind is Kind.ERROR for remark in remarks) for remarks in found.values())
+    if several:
+        _print_to_do([remark.what for remarks in found.values() for remark in remarks if remark.kind is Kind.TO_DO])
+        print(f"{len(found)} pipelines, {wrong or 'none'} with errors")
+    if wrong:
+        raise typer.Exit(1)
+
+
+def _print_to_do(waiting: list[str]) -> None:
+    """What several pipelines wait for, each once."""
+    from collections import Counter
+
+    for what, count in Counter(waiting).items():
+        print(f"to do first: {what} ({count} {'pipeline' if count == 1 else 'pipelines'})")
 
 
 if __name__ == "__main__":

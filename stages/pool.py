@@ -10,7 +10,7 @@ from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import LearnerOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
 from hacpo.pipeline.stage import open_stage
 
-_NEEDED = ("rollout_id", "problem_id", "sample", "token_ids", "text", "finish_reason", "logprobs")
+_NEEDED = ("rollout_id", "problem_id", "sample", "token_ids", "text", "finish_reason", "stop_string", "logprobs")
 
 
 def pool(
@@ -71,7 +71,7 @@ def pool(
             learner=learner,
             group_size=settings.responses_per_prompt,
             tokenizer=tokenizer,
-            prompt_settings=settings.prompt,
+            prompt_settings=settings.agents[learner].prompt,
             max_tokens=max_tokens,
             score_eos=settings.algorithm.importance.score_eos,
             on_progress=stage.progress,

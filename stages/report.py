@@ -31,7 +31,7 @@ def report(
             shown = shown.model_copy(update={"problems_per_step": limit})
         settings = settings.model_copy(update={"report": shown})
         agents = list(settings.agents)
-        found = collect.collect(layout, stage.run, agents, settings.steps)
+        found = collect.collect(layout, stage.run, agents, settings.steps, settings.evaluation.series)
         schedule = []
         if layout.schedule.is_file():
             schedule = stage.read(layout.schedule, schema.SCHEDULE, "prepare").to_pylist()

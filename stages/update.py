@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import typer
 
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
-from hacpo.pipeline.stage import open_stage
+from hacpo.pipeline.stage import Stage, open_stage
+from hacpo.processes import place
 
 
 def update(
@@ -33,12 +38,21 @@ def update(
         overrides=overrides or (),
         steps_from=1,
     ) as stage:
-        from hacpo.engines.checkpoint import load_model, policy_hash, save_model
-        from hacpo.engines.loading import open_model
+        settings = stage.settings
+        launcher = settings.launcher
+        if launcher.world_size > 1 and place() is None:
+            _launched(stage, pipeline, out, limit, overrides or ())
+            return
+        import torch
+
+        from hacpo.engines.adapter import settle_adapter
+        from hacpo.engines.checkpoint import load_model, policy_hash, resolve_device, save_model
+        from hacpo.engines.loading import open_to_train
         from hacpo.engines.trainer import Trainer
+        from hacpo.engines.world import joined
+        from hacpo.seeds import derive_seed
         from hacpo.updates import plan_updates, shuffle_seed
 
-        settings = stage.settings
         loss = settings.algorithm.loss
         sampler_cap = loss.sampler_correction_cap if loss.sampler_correction == "truncated" else None
         pool = stage.read(stage.inputs.pool(step, agent), schema.POOL, "pool", step=step, learner=agent)
@@ -64,49 +78,92 @@ def update(
         rows = first_problems(rows, limit)
 
         before = stage.inputs.checkpoint(step - 1, agent)
-        tokenizer, model, _ = open_model(
-            stage.session.models,
-            agent,
-            before,
-            settings.engine,
-            stage.pipeline.checkpoint_command(step - 1, agent),
-        )
-        stage.session.models.discard(agent)
-        trainer = Trainer(
-            model,
-            tokenizer.pad_token_id,
-            settings.algorithm,
-            settings.optimizer,
-            settings.sampling.temperature,
-            initial_model=load_model(stage.inputs.checkpoint(0, agent), settings.engine) if loss.kl_coef else None,
-        )
-        if (before / "trainer").is_dir():
-            trainer.load(before / "trainer")
-        plan = plan_updates(
-            rows,
-            updates=settings.updates_per_step,
-            order=loss.minibatch_order,
-            seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
-        )
-        trace, metrics = trainer.train(plan, stage.progress)
-        order = {row["rollout_id"]: number for number, row in enumerate(rows)}
-        trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
-
-        with (
-            schema.atomic(stage.outputs.checkpoint(step, agent)) as checkpoint,
-            schema.atomic(stage.outputs.trace(step, agent).parent) as updates,
-        ):
-            checkpoint.mkdir()
-            save_model(model, checkpoint, like=before)
-            trainer.save(checkpoint / "trainer")
-            policy = policy_hash(checkpoint)
-            updates.mkdir()
-            stage.write(updates / "trace.parquet", schema.TRACE, trace, step=step, agent=agent)
-        if out is None:
+        dtype = getattr(torch, settings.engine.dtype)
+        shards = launcher.world_size > 1 or dtype != torch.float32
+        device = resolve_device(settings.engine)
+        with joined(launcher, device, shards=shards) as world:
+            tokenizer, model = open_to_train(
+                stage.session.models,
+                agent,
+                before,
+                settings.engine,
+                stage.pipeline.checkpoint_command(step - 1, agent),
+                shards=shards,
+            )
+            settle_adapter(
+                model,
+                settings.agents[agent].adapter,
+                step=step,
+                before=before,
+                base=stage.inputs.checkpoint(0, agent).relative_to(stage.pipeline.root),
+                seed=derive_seed(settings.seed, "adapter", agent),
+                where=f"agents.{agent}.adapter",
+            )
+            trainer = Trainer(
+                model,
+                tokenizer.pad_token_id,
+                settings.algorithm,
+                settings.optimizer,
+                settings.agents[agent].sampling.temperature,
+                initial_model=load_model(stage.inputs.checkpoint(0, agent), settings.engine) if loss.kl_coef else None,
+                world=world,
+                dtype=dtype,
+                device=device,
+            )
+            if (before / "trainer").is_dir():
+                trainer.load(before / "trainer")
+            plan = plan_updates(
+                rows,
+                updates=settings.updates_per_step,
+                order=loss.minibatch_order,
+                seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
+            )
+            trace, metrics = trainer.train(plan, stage.progress)
+            weights = trainer.whole_weights()
+            if not world.leads:
+                trainer.save(None)
+                return
+            order = {row["rollout_id"]: number for number, row in enumerate(rows)}
+            trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
+            with (
+                schema.atomic(stage.outputs.checkpoint(step, agent)) as checkpoint,
+                schema.atomic(stage.outputs.trace(step, agent).parent) as updates,
+            ):
+                checkpoint.mkdir()
+                save_model(model, checkpoint, like=before, weights=weights)
+                trainer.save(checkpoint / "trainer")
+                policy = policy_hash(checkpoint)
+                updates.mkdir()
+                stage.write(updates / "trace.parquet", schema.TRACE, trace, step=step, agent=agent)
+        if out is None and not shards:
             stage.session.models.keep(agent, policy, settings.engine, model)
         stage.metrics |= metrics
         stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
-        stage.summary = f"{len(plan.rows)} updates on {len(trace)} responses, loss {metrics['loss']:+.4f}"
+        stage.summary = _summary(stage)
+
+
+def _summary(stage: Stage) -> str:
+    found = stage.metrics
+    responses = found.get("own.rows", 0) + found.get("cross.rows", 0)
+    return f"{found['updates']:.0f} updates on {responses:.0f} responses, loss {found['loss']:+.4f}"
+
+
+def _launched(stage: Stage, folder: Path, out: Path | None, limit: int | None, overrides: Sequence[str]) -> None:
+    """Let several processes do it; the first of them writes everything, its metrics too."""
+    from hacpo.pipeline.launching import launch
+
+    assert stage.agent is not None
+    arguments = [str(folder), "--step", str(stage.step), "--agent", stage.agent]
+    arguments += ["--out", str(out)] if out is not None else []
+    arguments += ["--limit", str(limit)] if limit is not None else []
+    for override in overrides:
+        arguments += ["--set", override]
+    stage.session.models.discard_all()
+    launcher = stage.pipeline.settings.launcher
+    launch(launcher, arguments, stage.session.progress, stage.title, stage.settings.engine.threads)
+    written = json.loads(stage.outputs.metrics("update", stage.step, stage.agent).read_text(encoding="utf-8"))
+    stage.metrics |= written | {"processes": launcher.world_size}
+    stage.summary = f"{_summary(stage)}, {launcher.world_size} processes"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""warmup: every agent's checkpoint before training, made from scratch or taken from a model folder."""
+"""warmup: every agent's checkpoint before training, made from scratch or taken from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -17,38 +17,32 @@ def warmup(
     limit: LimitOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Write checkpoints/step=0000/agent=<name>: train a tiny model (--limit N: for N steps), or copy a model folder."""
+    """Write checkpoints/step=0000/agent=<name>: train a tiny model (--limit N: for N steps), or take a model from a
+    folder or the hub."""
     from hacpo import schema
 
     with open_stage(
         "warmup", context.obj, pipeline, agent=agent, out=out, limit=limit, overrides=overrides or ()
     ) as stage:
+        from hacpo.engines.adapter import check_adapter
+
         settings = stage.settings.agents[agent]
         with schema.atomic(stage.outputs.checkpoint(0, agent)) as scratch:
             scratch.mkdir()
             if settings.model is not None:
-                from hacpo.engines.chat_templates import settle_chat
-                from hacpo.engines.checkpoint import copy_model_folder
-                from hacpo.errors import ModelError
+                from hacpo.engines.starting import start_from_model
 
-                source = stage.pipeline.root / settings.model
-                if not source.is_dir():
-                    raise ModelError(
-                        "the model folder is missing", where=source, remedy=f"correct agents.{agent}.model"
-                    )
-                template = None if settings.chat_template is None else stage.pipeline.root / settings.chat_template
-                if template is not None and not template.is_file():
-                    raise ModelError(
-                        "the chat template is missing", where=template, remedy=f"correct agents.{agent}.chat_template"
-                    )
-                copy_model_folder(source, scratch)
-                stage.summary = ", ".join([f"taken from {settings.model}", *settle_chat(scratch, source, template)])
+                stage.summary = start_from_model(agent, settings, stage.pipeline.root, scratch, stage.progress)
+                if settings.adapter is not None:
+                    check_adapter(scratch, settings.adapter, f"agents.{agent}.adapter")
             elif settings.tiny is not None:
                 import torch
 
                 from hacpo.engines.warmup import warm_start
                 from hacpo.seeds import derive_seed
 
+                if settings.adapter is not None:
+                    check_adapter(settings.tiny, settings.adapter, f"agents.{agent}.adapter")
                 torch.set_num_threads(stage.settings.engine.threads or torch.get_num_threads())
                 stage.metrics |= warm_start(
                     agent,

@@ -21,15 +21,54 @@ class HubStub:
 
     address: str = ""
     commits: dict[str, str] = field(default_factory=dict)
-    """`owner/name@revision` -> commit."""
+    """`owner/name@revision` -> commit, of data sets and models."""
     licences: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     """`owner/name@commit/path` -> content."""
+    gated: set[str] = field(default_factory=set)
+    """Models whose licence must be accepted first."""
+    asked: list[str] = field(default_factory=list)
+    """Paths of all requests for reading, in order."""
     created: list[dict[str, Any]] = field(default_factory=list)
     uploaded: dict[str, bytes] = field(default_factory=dict)
     tokens: set[str] = field(default_factory=set)
     refuse: int | None = None
     """Answer every upload with this status."""
+
+
+def _model(hub: HubStub, path: str) -> tuple[int, Any, dict[str, str]]:
+    """What the hub answers to a question about a model: status, content, headers."""
+    found = re.fullmatch(
+        r"/api/models/(?P<name>[^/]+/[^/]+)(?:/(?P<what>auth-check|revision|tree)(?:/(?P<revision>[^/]+))?)?", path
+    ) or re.fullmatch(r"/(?P<name>[^/]+/[^/]+)/(?P<what>resolve)/(?P<revision>[^/]+)/(?P<file>.+)", path)
+    if found is None or not any(key.startswith(f"{found['name']}@") for key in hub.commits):
+        return 401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+    name, what, revision = found["name"], found["what"], found["revision"] or "main"
+    if name in hub.gated and what in ("auth-check", "resolve"):
+        return 403, {"error": "gated"}, {"X-Error-Code": "GatedRepo"}
+    commit = hub.commits.get(f"{name}@{revision}")
+    if commit is None:
+        return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
+    if what == "auth-check":
+        return 200, {}, {}
+    if what == "tree":
+        return 200, [_entry(file, hub.files[f"{name}@{commit}/{file}"]) for file in _files(hub, name, commit)], {}
+    if what == "resolve":
+        content = hub.files.get(f"{name}@{commit}/{found['file']}")
+        if content is None:
+            return 404, {"error": "not found"}, {"X-Error-Code": "EntryNotFound"}
+        return 200, content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
+    siblings = [{"rfilename": file} for file in _files(hub, name, commit)]
+    return 200, {"id": name, "sha": commit, "siblings": siblings, "tags": []}, {}
+
+
+def _files(hub: HubStub, name: str, commit: str) -> list[str]:
+    start = f"{name}@{commit}/"
+    return [key.removeprefix(start) for key in hub.files if key.startswith(start)]
+
+
+def _entry(file: str, content: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
 
 
 @contextmanager
@@ -45,6 +84,9 @@ def running_hub() -> Iterator[HubStub]:
 
         def do_GET(self) -> None:
             path = unquote(urlparse(self.path).path)
+            hub.asked.append(path)
+            if path.startswith("/api/models/") or not path.startswith(("/api/", "/datasets/")):
+                return self._answer(*_model(hub, path))
             if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/revision/(.+)", path):
                 commit = hub.commits.get(f"{found[1]}@{found[2]}")
                 if commit is None:

@@ -29,7 +29,7 @@ class Letters:
     def decode(self, token_ids: list[int]) -> str:
         return "".join(map(chr, token_ids))
 
-    def render(self, problem_id: str, messages: list[dict[str, str]]) -> list[int]:
+    def render(self, problem_id: str, messages: list[dict[str, str]], thinking: bool | None = None) -> list[int]:
         return [50, 51]
 
 
@@ -42,6 +42,7 @@ def response(sample: int, text: str, token_ids: list[int], finish_reason: str = 
         "token_ids": token_ids,
         "text": text,
         "finish_reason": finish_reason,
+        "stop_string": None,
         # -1, -2, -4, ...: every sum of the first tokens is another number
         "logprobs": [-(2.0**place) for place in range(len(token_ids))],
         "reward": 1.0,
@@ -114,10 +115,10 @@ def test_an_eos_that_is_not_scored_needs_no_room() -> None:
 
 def test_the_pool_reads_nothing_else_of_the_importance_block(project: Path, cli: Cli, tmp_path: Path) -> None:
     path = project / "pipelines" / "small" / "params.yaml"
-    one = reads(load(path, ["algorithm.importance.alpha=1.0"]), "pool")
+    one = reads(load(path, ["algorithm.importance.alpha=1.0"]), "pool", "ada")
     assert one["algorithm"]["importance"] == {"score_eos": True}
-    assert reads(load(path, ["algorithm.importance.alpha=3.0"]), "pool") == one
-    assert reads(load(path, ["algorithm.importance.score_eos=false"]), "pool") != one
+    assert reads(load(path, ["algorithm.importance.alpha=3.0"]), "pool", "ada") == one
+    assert reads(load(path, ["algorithm.importance.score_eos=false"]), "pool", "ada") != one
     refused = cli(
         "pool", "pipelines/small", "--step", 1, "--learner", "ada", "--out", tmp_path / "out",
         "--set", "algorithm.importance.alpha=3.0",

@@ -22,8 +22,9 @@ from hacpo import schema
 from hacpo import settings as settings_of
 from hacpo.config import RECIPES
 from hacpo.layout import Layout, partition
+from hacpo.metrics import Estimate, over_problems, paired_change
 from hacpo.pipeline.command_line import new_app, run_app
-from hacpo.report import browser, charts, checks, collect, estimates, facts, figures, scales
+from hacpo.report import browser, charts, checks, collect, facts, figures, scales
 from stages.report import report
 
 Reward = Callable[[int, str, int, int], float]
@@ -221,7 +222,7 @@ class Run:
         return self.layout.report
 
     def measurements(self) -> collect.Measurements:
-        return collect.collect(self.layout, "toy", self.agents, self.settings.steps)
+        return collect.collect(self.layout, "toy", self.agents, self.settings.steps, self.settings.evaluation.series)
 
 
 class Page(HTMLParser):
@@ -276,21 +277,21 @@ def page_of(run: Run) -> Page:
 
 def test_the_standard_error_is_taken_over_problems() -> None:
     # Means 1, 0, 1, 0: mean 1/2, variance (4 * 1/4) / 3 = 1/3, error sqrt(1/3 / 4) = 0.288675.
-    estimate = estimates.over_problems([1.0, 0.0, 1.0, 0.0])
+    estimate = over_problems([1.0, 0.0, 1.0, 0.0])
     assert (estimate.mean, estimate.problems) == (0.5, 4)
     assert estimate.error == pytest.approx(math.sqrt(1 / 12), rel=1e-12)
-    assert estimates.over_problems([0.25]).error is None
-    assert estimates.over_problems([0.25]).interval == (0.25, 0.25)
+    assert over_problems([0.25]).error is None
+    assert over_problems([0.25]).interval == (0.25, 0.25)
     with pytest.raises(ValueError, match="at least one"):
-        estimates.over_problems([])
+        over_problems([])
 
 
 def test_a_change_is_paired_by_problem() -> None:
     # Differences over the common problems a and b: +1 and +1, so the error is 0 although both ends vary; c and d do not
     # count.
-    change = estimates.paired_change({"a": 0.0, "b": -1.0, "c": 9.0}, {"a": 1.0, "b": 0.0, "d": 9.0})
-    assert change == estimates.Estimate(1.0, 0.0, 2)
-    assert estimates.paired_change({"a": 0.0}, {"b": 1.0}) is None
+    change = paired_change({"a": 0.0, "b": -1.0, "c": 9.0}, {"a": 1.0, "b": 0.0, "d": 9.0})
+    assert change == Estimate(1.0, 0.0, 2)
+    assert paired_change({"a": 0.0}, {"b": 1.0}) is None
 
 
 def test_measurements_are_those_of_the_tables(toy: Run) -> None:
@@ -298,7 +299,7 @@ def test_measurements_are_those_of_the_tables(toy: Run) -> None:
     assert found.steps_trained == found.last_step == 2
     # After step 1 one of four problems is solved: mean 1/4, variance (3 * 1/16 + 9/16) / 3 = 1/4, error sqrt(1/16) =
     # 1/4.
-    assert found.accuracy["bo", "held"][1] == estimates.Estimate(0.25, 0.25, 4)
+    assert found.accuracy["bo", "held"][1] == Estimate(0.25, 0.25, 4)
     # From 0 to 2 of 4: differences 1, 1, 0, 0: mean 1/2, error sqrt(1/3 / 4).
     assert found.change["bo", "greedy"].error == pytest.approx(math.sqrt(1 / 12))
     assert found.reward == {"ada": {1: 1.0, 2: 1.0}, "bo": {1: 0.25, 2: 0.25}}
@@ -413,6 +414,13 @@ def test_recipes_without_sharing_have_no_cross_figures(
     learners = json.loads(page.scripts["reader-step-1"])[0]["agents"][1][0][-1]
     assert learners[0] is None
     assert learners[1] is not None
+
+
+def test_benchmarks_of_the_same_problems_have_no_average(toy: Run) -> None:
+    page = page_of(toy).text
+    assert "Held-out accuracy, greedy, after step 2" in page
+    assert "average of" not in page
+    assert "best is the evaluation" not in page
 
 
 def test_a_run_without_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

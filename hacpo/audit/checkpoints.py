@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hacpo.audit.adapters import check_adapter
 from hacpo.audit.run import AuditRun
-from hacpo.weights import is_weights
+from hacpo.errors import ArtifactError
+from hacpo.model_source import COMMIT, STARTED_FROM, hub_repository, read_started_from
+from hacpo.weights import ADAPTER_FILES, is_weights, optimizer_files
 
 _HEADER_LENGTH = 8
 
@@ -17,7 +20,10 @@ def check_checkpoint(run: AuditRun, step: int, agent: str) -> None:
     folder, first = run.layout.checkpoint(step, agent), run.layout.checkpoint(0, agent)
     names = {path.name for path in folder.iterdir() if path.is_file()}
     run.looked_at("checkpoints", 1, len(names))
-    if "config.json" not in names:
+    adapter = run.settings.agents[agent].adapter if step > 0 else None
+    if adapter is not None:
+        check_adapter(run, folder, agent, adapter, names)
+    elif "config.json" not in names:
         run.find("checkpoint", folder, expected="config.json", found="no such file")
     weights = sorted(name for name in names if name.endswith(".safetensors"))
     if not weights:
@@ -25,22 +31,48 @@ def check_checkpoint(run: AuditRun, step: int, agent: str) -> None:
     for name in weights:
         _check_safetensors(run, folder / name)
     if step == 0:
+        _check_started_from(run, folder, agent)
+        for name in sorted(names & {*ADAPTER_FILES}):
+            run.find("checkpoint", folder / name, expected="no such file", found="an adapter before any training")
         return
     for name in sorted(name for name in names if is_weights(Path(name)) and ".safetensors" not in name):
         run.find("checkpoint", folder / name, expected="no such file", found="weights that no update writes")
     if first.is_dir():
-        _check_unchanged(run, folder, first, names)
+        _check_unchanged(run, folder, first, names, whole=adapter is None)
     trainer = folder / "trainer"
-    if not (trainer / "optimizer.safetensors").is_file():
-        run.find("checkpoint", trainer, expected="optimizer.safetensors", found="no such file")
-    else:
-        _check_safetensors(run, trainer / "optimizer.safetensors")
+    state = optimizer_files(trainer)
+    if not state:
+        run.find("checkpoint", trainer, expected="optimizer.safetensors", found="not all of it")
+    for file in state:
+        _check_safetensors(run, file)
     _check_state(run, trainer / "state.json", step * run.settings.updates_per_step + _updates_before(first))
 
 
-def _check_unchanged(run: AuditRun, folder: Path, first: Path, names: set[str]) -> None:
-    """Config, tokenizer and template are byte for byte those of the start."""
+def _check_started_from(run: AuditRun, folder: Path, agent: str) -> None:
+    """An agent from the hub says which commit it is, and that is the one asked for, if one was."""
+    settings, path = run.settings.agents[agent], folder / STARTED_FROM
+    repository = hub_repository(settings.model, run.pipeline.root)
+    try:
+        found = read_started_from(folder)
+    except ArtifactError:
+        run.find("checkpoint", path, expected="a hub repository and a commit", found="not readable")
+        return
+    if found is None:
+        if repository is not None:
+            note = "unless it was taken from a folder that is gone"
+            run.find("checkpoint", path, expected=f"{repository} and its commit", found="no such file", note=note)
+        return
+    if found[0] != settings.model:
+        run.find("checkpoint", path, column="hub", expected=settings.model or "no such file", found=found[0])
+    elif settings.revision and COMMIT.fullmatch(settings.revision) and found[1] != settings.revision:
+        run.find("checkpoint", path, column="commit", expected=settings.revision, found=found[1])
+
+
+def _check_unchanged(run: AuditRun, folder: Path, first: Path, names: set[str], *, whole: bool) -> None:
+    """Config (of a whole model), tokenizer and template are byte for byte those of the start."""
     wanted = {path.name for path in first.iterdir() if path.is_file() and not is_weights(path)}
+    if not whole:
+        wanted, names = wanted - {"config.json"}, names - {*ADAPTER_FILES}
     for name in sorted(wanted | {name for name in names if not is_weights(Path(name))}):
         if name not in names:
             run.find("checkpoint", folder / name, expected="as at the start", found="no such file")

@@ -159,10 +159,11 @@ class DeepAudit:
             eos_token_ids=tokenizer.stop_token_ids,
             pad_token_id=tokenizer.pad_token_id,
             batch_size=settings.engine.batch_size,
+            batch_tokens=settings.engine.batch_tokens,
         )
         fresh = scorer.score(
             [(row["prompt_token_ids"], row["token_ids"]) for row in recorded.values()],
-            temperature=settings.sampling.temperature,
+            temperature=settings.agents[agent].sampling.temperature,
         )
         return {
             key: {"policy": policy, "logprobs": logprobs.tolist()}

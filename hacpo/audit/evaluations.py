@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,8 @@ from hacpo.audit.responses import FINISH_REASONS, check_rewards
 from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
 from hacpo.audit.tables import Content, read
+from hacpo.evaluations import Response
+from hacpo.metrics import summary
 
 IDENTITY = "benchmark/problem_id/sample"
 """How findings name a row of an evaluation."""
@@ -38,7 +39,7 @@ def check_evaluation(
             return
         ids = [f"{name}/{row['problem_id']}/{sample}" for row in problems for sample in range(benchmark.samples)]
         expected += ids
-        limits += [benchmark.max_new_tokens or run.settings.sampling.max_new_tokens] * len(ids)
+        limits += [benchmark.max_new_tokens or run.settings.agents[agent].sampling.max_new_tokens] * len(ids)
     rows = Rows(run, _identified(content), IDENTITY, pa.array(expected, pa.string()))
     finish, most, counts = rows.arrow("finish_reason"), np.array(limits), rows.ints("token_count")
     known = np.asarray(pc.is_in(finish, value_set=pa.array(FINISH_REASONS)))
@@ -51,10 +52,17 @@ def check_evaluation(
     if rows.complete and np.isfinite(rewards).all():
         metrics: dict[str, float | None] = {}
         of = np.asarray(rows.arrow("benchmark").to_pylist())
-        for name, _ in benchmarks:
-            mine = of == name
-            if mine.any():
-                metrics[f"{name}.accuracy"] = math.fsum(rewards[mine].tolist()) / int(mine.sum())
+        answers = [rewards.tolist(), rows.arrow("verdict").to_pylist(), rows.arrow("extracted").to_pylist()]
+        responses = list(map(Response, *answers))
+        for name, benchmark in benchmarks:
+            mine = np.flatnonzero(of == name).tolist()
+            if mine:
+                each = [
+                    [responses[row] for row in mine[start : start + benchmark.samples]]
+                    for start in range(0, len(mine), benchmark.samples)
+                ]
+                numbers = summary(each, votes=run.settings.verification.is_math)
+                metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
                 metrics[f"{name}.tokens"] = int(counts[mine].sum())
         check_metrics(run, "evaluate", step, agent, metrics)
 

@@ -92,24 +92,30 @@ def _settings_of(recorded: Any) -> Settings | None:
 
 def _disagreements(run: AuditRun) -> int:
     """How many settings the run's tables (one file of each) name otherwise than the run's settings."""
-    layout, agent = run.layout, run.agents[0]
+    layout = run.layout
     samples = [
-        (schema.PROBLEMS, layout.problems(run.settings.data.train), ("seed", "steps", "batch")),
-        (schema.SCHEDULE, layout.schedule, ()),
-        (schema.ROLLOUTS, layout.rollouts(1, agent), ()),
-        (schema.VERDICTS, layout.verdicts(1, agent), ()),
-        (schema.POOL, layout.pool(1, agent), ()),
-        (schema.ADVANTAGES, layout.advantages(1, agent), ()),
-        (schema.TRACE, layout.trace(1, agent), ()),
-        (schema.EVALUATIONS, layout.evaluation(0, agent), ()),
+        (schema.PROBLEMS, layout.problems(run.settings.data.train), ("seed", "steps", "batch"), None),
+        (schema.SCHEDULE, layout.schedule, (), None),
+        *(
+            sample
+            for agent in run.agents
+            for sample in (
+                (schema.ROLLOUTS, layout.rollouts(1, agent), (), agent),
+                (schema.VERDICTS, layout.verdicts(1, agent), (), agent),
+                (schema.POOL, layout.pool(1, agent), (), agent),
+                (schema.ADVANTAGES, layout.advantages(1, agent), (), agent),
+                (schema.TRACE, layout.trace(1, agent), (), agent),
+                (schema.EVALUATIONS, layout.evaluation(0, agent), (), agent),
+            )
+        ),
     ]
     count = 0
-    for table, path, without in samples:
+    for table, path, without, agent in samples:
         try:
             found = schema.read_metadata(path)["settings"]
         except (HacpoError, ValueError, RecursionError):
             continue
-        count += len(differences(stage_settings(run, table, without), found))
+        count += len(differences(stage_settings(run, table, without, agent), found))
     return count
 
 

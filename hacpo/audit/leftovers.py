@@ -8,10 +8,11 @@ from pathlib import Path
 
 from hacpo.audit.run import AuditRun
 from hacpo.layout import Layout, step_dir
+from hacpo.weights import optimizer_files
 
 CHECK = "unknown"
-_IGNORED = {".gitignore", ".locks", ".saved"}
-"""DVC's own, the locks between processes, and what an unfinished stage keeps for its next start."""
+_IGNORED = {".gitignore", ".locks", ".saved", ".merged"}
+"""DVC's own, the locks between processes, and what an unfinished stage keeps for its next start or replaces then."""
 _STEP = re.compile(r"step=(\d{4})")
 _SHARD = re.compile(r"part-\d{5}\.parquet")
 _PER_AGENT = {
@@ -49,7 +50,7 @@ def check_leftovers(run: AuditRun, holes: Collection[Path] = ()) -> None:
     root = run.layout.root
     for path in _entries(root):
         name = path.name
-        if name in ("settings.json", "schedule.parquet"):
+        if name in ("settings.json", "schedule.parquet", run.layout.pruned.name):
             _expect(run, path, folder=False)
         elif name not in _FOLDERS or not path.is_dir():
             _unknown(run, path)
@@ -130,7 +131,7 @@ def _check_checkpoint(run: AuditRun, folder: Path) -> None:
         if path.name.startswith(".") or (path.is_dir() and path.name != "trainer"):
             _unknown(run, path)
     for path in _entries(folder / "trainer"):
-        if path.name not in ("optimizer.safetensors", "state.json"):
+        if path.name != "state.json" and path not in optimizer_files(folder / "trainer"):
             _unknown(run, path)
 
 

@@ -20,6 +20,7 @@ from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
 from hacpo.audit.tables import read
 from hacpo.sampler_correction import effective_sample_size
+from hacpo.stopping import first_stop
 
 Floats = NDArray[np.float64]
 
@@ -41,7 +42,7 @@ class Responses:
         tokens, logprobs, sampler_logprobs, prompts: of each response.
         scored: how many of a response's sampled tokens are scored.
         text_bytes: UTF-8 bytes of the text.
-        stopped: it ended by itself.
+        stopped: it ended by itself, or with a stop string.
     """
 
     ids: Any
@@ -98,9 +99,13 @@ def check_rollouts(run: AuditRun, batch: Batch, agent: str) -> Responses | None:
     finish = rows.arrow("finish_reason")
     responses = _responses(run, rows, finish)
     _check_tokens(run, rows, responses, finish, agent)
-    _check_logprobs(run, rows, responses)
+    _check_stop_strings(run, rows, responses, agent)
+    _check_logprobs(run, rows, responses, agent)
     policy = run.policy(step - 1, agent)
-    if policy is None:
+    if policy is None and (pruned := run.pruned.get(agent, {}).get(step - 1)) is not None:
+        run.skip(f"policy of {agent}'s rollouts against the weights", "the checkpoint was pruned, its hash was noted")
+        rows.equal("policy", "policy", pruned.policy, note=f"noted when the checkpoint of step {step - 1} was pruned")
+    elif policy is None:
         run.skip(f"policy of {agent}'s rollouts", "the previous step's checkpoint is not there (pruned)")
         first = rows.arrow("policy")[int(np.argmax(rows.present))]
         rows.equal("policy", "policy", first, note="all rollouts of a step come from one policy")
@@ -115,7 +120,8 @@ def _responses(run: AuditRun, rows: Rows, finish: Any) -> Responses:
     tokens = rows.lists("token_ids")
     stopped = np.asarray(pc.equal(finish, "stop"))
     score_eos = run.settings.algorithm.importance.score_eos
-    drop = stopped & (tokens.lengths > 1) & (not score_eos)
+    by_eos = stopped & np.asarray(pc.is_null(rows.arrow("stop_string")))
+    drop = by_eos & (tokens.lengths > 1) & (not score_eos)
     return Responses(
         ids=rows.ids,
         present=rows.present,
@@ -132,12 +138,12 @@ def _responses(run: AuditRun, rows: Rows, finish: Any) -> Responses:
 def _check_tokens(run: AuditRun, rows: Rows, responses: Responses, finish: Any, agent: str) -> None:
     """Lengths, ends, and one prompt per problem."""
     tokens, prompts = responses.tokens, responses.prompts
-    most, group = run.settings.sampling.max_new_tokens, run.settings.responses_per_prompt
+    most, group = run.settings.agents[agent].sampling.max_new_tokens, run.settings.responses_per_prompt
     known = np.asarray(pc.is_in(finish, value_set=pa.array(FINISH_REASONS)))
     rows.require("rollouts", "finish_reason", known, "stop or length")
     rows.require("rollouts", "token_ids", tokens.lengths <= most, f"at most {most} tokens", found=tokens.lengths)
     rows.require(
-        "rollouts", "token_ids", (tokens.lengths > 0) | ~responses.stopped, "the EOS that ended it", found="no token"
+        "rollouts", "token_ids", (tokens.lengths > 0) | ~responses.stopped, "the token that ended it", found="no token"
     )
     contexts = [limit for limit in (run.context_length(agent), run.settings.engine.vllm.max_model_len) if limit]
     full = tokens.lengths == most
@@ -160,7 +166,29 @@ def _check_tokens(run: AuditRun, rows: Rows, responses: Responses, finish: Any, 
     rows.require("rollouts", "prompt_token_ids", prompts.lengths > 0, "a prompt", found="no token")
 
 
-def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
+def _check_stop_strings(run: AuditRun, rows: Rows, responses: Responses, agent: str) -> None:
+    """What ended a response by a stop string is in its text; EOS and the length limit leave none."""
+    stop, eos = run.settings.agents[agent].sampling.stop, run.eos_token_ids(agent)
+    said = rows.arrow("stop_string")
+    tokens, expected = responses.tokens, np.full(len(rows), None, dtype=object)
+    if stop:
+        some = tokens.lengths > 0
+        by_eos = ~some
+        by_eos[some] = np.isin(tokens.values[(tokens.starts + tokens.lengths - 1)[some]], eos)
+        if not eos:
+            run.skip(f"which responses of {agent} end in EOS", "its first checkpoint does not say its EOS")
+            by_eos = np.asarray(pc.is_null(said))
+        texts = rows.arrow("text")
+        for row in np.flatnonzero(responses.stopped & ~by_eos & rows.present):
+            expected[row] = first_stop(texts[int(row)].as_py(), stop) or "a stop string, or EOS as the last token"
+    wanted = pa.array(expected.tolist(), pa.string())
+    same = np.asarray(pc.fill_null(pc.equal(said, wanted), False)) | np.asarray(
+        pc.and_(pc.is_null(said), pc.is_null(wanted))
+    )
+    rows.require("rollouts", "stop_string", same, wanted, note="what ended the text, if that was no EOS")
+
+
+def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses, agent: str) -> None:
     """As many as tokens, finite, not positive, and alike on both sides where only rounding parts them."""
     lengths = responses.tokens.lengths
     for column, logprobs in (("logprobs", responses.logprobs), ("sampler_logprobs", responses.sampler_logprobs)):
@@ -171,13 +199,13 @@ def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
         if not good.all():
             fine = ListColumn(logprobs.lengths, good).all_true()
             rows.require("rollouts", column, fine, "finite numbers not above 0", found=logprobs)
-    settings = run.settings
-    engine = settings.engine
+    engine, sampling = run.settings.engine, run.settings.agents[agent].sampling
     on_transformers = engine.name == "transformers" or (engine.name == "auto" and engine.device == "cpu")
-    if not (on_transformers and engine.dtype == "float32" and settings.sampling.top_p == 1.0):
+    whole = sampling.top_p == 1.0 and sampling.top_k is None
+    if not (on_transformers and engine.dtype == "float32" and whole):
         run.skip(
             "sampler_logprobs against logprobs",
-            "only transformers in float32 without a nucleus must give the same but for rounding",
+            "only transformers in float32, without top_p and top_k, must give the same but for rounding",
         )
     elif responses.comparable.all():
         far = np.abs(responses.logprobs.values - responses.sampler_logprobs.values) > SAMPLER_TOLERANCE

@@ -7,6 +7,7 @@ calls `find` for each disagreement, `looked_at` for what it read and `skip` for 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,9 +17,11 @@ from typing import Any
 from hacpo import config
 from hacpo.audit.findings import Finding
 from hacpo.context_length import context_length
-from hacpo.errors import HacpoError
+from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.pruning import Pruned, read_record
+from hacpo.stopping import eos_token_ids
 from hacpo.weights import policy_hash
 
 
@@ -70,6 +73,15 @@ class AuditRun:
         except (HacpoError, OSError):
             return None
 
+    @functools.cached_property
+    def pruned(self) -> dict[str, dict[int, Pruned]]:
+        """The record of the checkpoints that retention removed."""
+        try:
+            return read_record(self.layout)
+        except ArtifactError:
+            self.find("files", self.layout.pruned, expected="a record of pruned checkpoints", found="damaged")
+            return {}
+
     def context_length(self, agent: str) -> int | None:
         """Most tokens in one sequence that the agent's config allows; None if it does not say."""
         if agent not in self.contexts:
@@ -78,6 +90,12 @@ class AuditRun:
                 config = json.loads((self.layout.checkpoint(0, agent) / "config.json").read_text(encoding="utf-8"))
                 self.contexts[agent] = context_length(config)
         return self.contexts[agent]
+
+    def eos_token_ids(self, agent: str) -> list[int]:
+        """Tokens that end the agent's responses, as its first checkpoint declares them; none if it does not."""
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            return eos_token_ids(self.layout.checkpoint(0, agent))
+        return []
 
     def find(self, check: str, path: Path, row: str = "", column: str = "", **facts: Any) -> None:
         """Note a disagreement; `path` below the project's root, `facts` are further fields of `Finding`."""

@@ -139,7 +139,9 @@ def check_models(run: AuditRun, step: int, presence: Presence, sets: Mapping[str
         elif trained and step in (0, run.settings.steps) and (step > 0 or presence.here):
             run.find("files", folder, expected="a checkpoint", found="no such folder")
         elif trained and step > 0:
-            run.skip("checkpoints between the first and the last step", "they are not there (they may be pruned)")
+            pruned = step in run.pruned.get(agent, {})
+            why = "they were pruned" if pruned else "they are not there (they may be pruned)"
+            run.skip("checkpoints between the first and the last step", why)
         if run.layout.evaluation(step, agent).exists():
             if evaluated(run.settings, step):
                 check_evaluation(run, step, agent, sets)

@@ -78,7 +78,7 @@ def read(
         "run": run.pipeline.run,
         "partition": "" if step is None else partition(step, **agent),
     }
-    settings = stage_settings(run, table, without)
+    settings = stage_settings(run, table, without, *agent.values())
     pieces = []
     for number, shard in enumerate(shards):
         if not path.is_file() and shard.name != f"part-{number:05d}.parquet":
@@ -97,11 +97,13 @@ def read(
     return result
 
 
-def stage_settings(run: AuditRun, table: schema.Table, without: Sequence[str] = ()) -> Mapping[str, Any]:
-    """What the files of a table must say that their stage read."""
-    key = (table.name, *without)
+def stage_settings(
+    run: AuditRun, table: schema.Table, without: Sequence[str] = (), agent: str | None = None
+) -> Mapping[str, Any]:
+    """What the files of a table (of an agent's, if each has its own) must say that their stage read."""
+    key = (table.name, agent or "", *without)
     if key not in run.stage_settings:
-        settings = settings_of.reads(run.settings, STAGE_OF[table.name])
+        settings = settings_of.reads(run.settings, STAGE_OF[table.name], agent)
         kept = {name: value for name, value in settings.items() if name not in without}
         run.stage_settings[key] = json.loads(json.dumps(kept))
     return run.stage_settings[key]

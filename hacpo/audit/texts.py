@@ -22,10 +22,11 @@ from hacpo.errors import HacpoError
 from hacpo.layout import partition
 from hacpo.pipeline.plan import evaluated
 from hacpo.pooling import in_learners_tokens
-from hacpo.prompts import messages
+from hacpo.prompts import prompt_token_ids
 from hacpo.reward import Request, Verifier
 from hacpo.rollouts import Row
 from hacpo.seeds import derive_seed
+from hacpo.stopping import completed_at, first_stop
 
 if TYPE_CHECKING:
     from hacpo.engines.tokenizers import ChatTokenizer
@@ -129,11 +130,7 @@ class TextAudit:
             expected = [_decoded(tokenizer, row["token_ids"]) for row in rows]
             note = "null: its tokens cannot be decoded" if None in expected else ""
             self._compare("text", path, rows, "text", expected, note)
-            ends = tokenizer.stop_token_ids
-            reasons = ["stop" if row["token_ids"] and row["token_ids"][-1] in ends else "length" for row in rows]
-            self._compare("end", path, rows, "finish_reason", reasons, note="whether the last token ends a response")
-            early = [row for row in rows if any(token in ends for token in row["token_ids"][:-1])]
-            self._compare("end", path, early, "token_ids", ["no token after the one that ends it"] * len(early))
+            self._check_ends(path, rows, tokenizer, self._run.settings.agents[agent].sampling.stop)
             prompts = [self._prompt(agent, tokenizer, problems[row["problem_id"]]) for row in rows]
             self._compare("prompt", path, rows, "prompt_token_ids", prompts)
         verdicts = {
@@ -155,6 +152,22 @@ class TextAudit:
         self._check_verdicts(
             self._run.layout.verdicts(step, agent), requests, [verdicts[row["rollout_id"]] for row in judged]
         )
+
+    def _check_ends(self, path: Path, rows: Sequence[Row], tokenizer: ChatTokenizer, stop: Sequence[str]) -> None:
+        """A response ends where its tokens first say so, and says how."""
+        reasons, strings, early = [], [], []
+        for row in rows:
+            token_ids, ends = row["token_ids"], tokenizer.stop_token_ids
+            complete = _completed_at(tokenizer, token_ids, stop)
+            by_eos = bool(token_ids) and token_ids[-1] in ends
+            by_string = not by_eos and complete == len(token_ids)
+            reasons.append("stop" if by_eos or by_string else "length")
+            strings.append(first_stop(row["text"], stop) if by_string else None)
+            if any(token in ends for token in token_ids[:-1]) or (complete or len(token_ids)) < len(token_ids):
+                early.append(row)
+        self._compare("end", path, rows, "finish_reason", reasons, note="whether the last token ends a response")
+        self._compare("end", path, rows, "stop_string", strings, note="what ended it, if that was no EOS")
+        self._compare("end", path, early, "token_ids", ["no token after the one that ends it"] * len(early))
 
     @cached_property
     def _whole_problems(self) -> dict[str, Row]:
@@ -313,8 +326,8 @@ class TextAudit:
         key = (agent, problem["problem_id"])
         if key not in self._prompts:
             try:
-                asked = messages(problem["problem_id"], problem["problem"], self._run.settings.prompt)
-                self._prompts[key] = tokenizer.render(problem["problem_id"], asked)
+                asked = self._run.settings.agents[agent].prompt
+                self._prompts[key] = prompt_token_ids(tokenizer, problem, asked)
             except HacpoError as error:
                 self._prompts[key] = str(error)
         return self._prompts[key]
@@ -337,6 +350,14 @@ def _decoded(tokenizer: ChatTokenizer, token_ids: list[int]) -> str | None:
         return tokenizer.decode(token_ids)
     except Exception:
         # Tokenizers are third-party code, and in a file that was edited there may be any number.
+        return None
+
+
+def _completed_at(tokenizer: ChatTokenizer, token_ids: list[int], stop: Sequence[str]) -> int | None:
+    """As `completed_at`; None where the tokenizer gives no text."""
+    try:
+        return completed_at(token_ids, stop, tokenizer.decode) if stop else None
+    except Exception:  # as for `_decoded`
         return None
 
 

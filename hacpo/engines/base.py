@@ -30,13 +30,17 @@ class SamplingParameters:
 
     Attributes:
         temperature: 0 is greedy.
-        top_p: nucleus mass.
         max_new_tokens: longest response.
+        top_p: nucleus mass, of what `top_k` leaves.
+        top_k: draw from the so many likeliest tokens; None: from all.
+        stop: texts that end a response with the token that completes the first of them (`hacpo.stopping`).
     """
 
     temperature: float
     max_new_tokens: int
     top_p: float = 1.0
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,9 @@ class SampledResponse:
     """One drawn response.
 
     Attributes:
-        token_ids: as sampled, with EOS when it stopped by itself.
+        token_ids: as sampled, with EOS when it stopped by itself, or with the token that completes a stop string.
         logprobs: float32, one per token, of the distribution sampled from.
-        finish_reason: `stop` (EOS) or `length`.
+        finish_reason: `stop` (EOS or a stop string) or `length`.
     """
 
     token_ids: list[int]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo.config import EngineSettings
 from hacpo.engines.tokenizers import ChatTokenizer
+from hacpo.weights import whole_model
 
 if TYPE_CHECKING:
-    from hacpo.engines.resident import Resident
+    from hacpo.engines.resident import Reloadable, Resident, Start
 
 
 class ModelCache:
@@ -22,7 +24,7 @@ class ModelCache:
     def __init__(self) -> None:
         self._models: dict[str, tuple[tuple[str, str, str], Any]] = {}
         self._tokenizers: dict[str, ChatTokenizer] = {}
-        self._residents: dict[str, Resident] = {}
+        self._residents: dict[str, tuple[tuple[EngineSettings, str | None], Resident]] = {}
 
     def model(self, agent: str, folder: Path, settings: EngineSettings) -> tuple[Any, str]:
         """The model of a checkpoint folder and its policy hash."""
@@ -44,23 +46,37 @@ class ModelCache:
         """Forget an agent's model: its weights are about to change."""
         self._models.pop(agent, None)
 
+    def discard_all(self) -> None:
+        """Forget all models: the memory is needed."""
+        import torch
+
+        self._models.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def keep(self, agent: str, policy: str, settings: EngineSettings, model: Any) -> None:
         """Remember a model whose weights were just saved under this policy hash."""
         self._models[agent] = (_key(policy, settings), model.eval())
 
-    def resident(self, agent: str, settings: EngineSettings) -> Resident:
-        """The agent's vLLM engine, whatever weights it holds just now; not started if there was none."""
+    def resident(self, agent: str, settings: EngineSettings, server: str | None = None) -> Resident:
+        """The agent's vLLM engine, whatever weights it holds just now; not started if there was none.
+
+        Args:
+            server: URL of the server that it is; None: in this process.
+        """
         from hacpo.engines.resident import Resident
 
+        key = (settings, server)
         held = self._residents.get(agent)
-        if held is None or held.settings != settings:
+        if held is None or held[0] != key:
             if held is not None:
-                held.close()
-            self._residents[agent] = Resident(settings)
-        return self._residents[agent]
+                held[1].close()
+            self._residents[agent] = (key, Resident(settings, _starter(agent, settings, server)))
+        return self._residents[agent][1]
 
     def tokenizer(self, folder: Path) -> ChatTokenizer:
-        """The tokenizer of a model folder; folders with the same tokenizer files share it."""
+        """The tokenizer of a model folder; folders with the same tokenizer files share it, an adapter has its base's."""
+        folder = whole_model(folder)
         digest = hashlib.sha256()
         for file in sorted(folder.iterdir()):
             if file.is_file() and file.suffix in (".json", ".jinja", ".model", ".txt") and ".index." not in file.name:
@@ -69,6 +85,21 @@ class ModelCache:
         if key not in self._tokenizers:
             self._tokenizers[key] = ChatTokenizer(folder)
         return self._tokenizers[key]
+
+
+def _starter(agent: str, settings: EngineSettings, server: str | None) -> Start:
+    """What starts the agent's vLLM engine, here or by connecting to a server."""
+
+    def start(folder: Path, eos_token_ids: Sequence[int]) -> Reloadable:
+        if server is not None:
+            from hacpo.engines.vllm_server import VllmServer
+
+            return VllmServer(server, agent, folder, settings, eos_token_ids=eos_token_ids)
+        from hacpo.engines.vllm import VllmEngine
+
+        return VllmEngine(folder, settings, eos_token_ids=eos_token_ids)
+
+    return start
 
 
 def _key(policy: str, settings: EngineSettings) -> tuple[str, str, str]:

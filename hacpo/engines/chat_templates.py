@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hacpo.engines.tokenizers import ChatTokenizer, eos_token_ids, load_tokenizer
+from hacpo.engines.tokenizers import ChatTokenizer, load_tokenizer
 from hacpo.errors import ModelError
+from hacpo.stopping import eos_token_ids
 
 TEMPLATE_FILE = "chat_template.jinja"
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 
 from hacpo.config import EngineSettings
 from hacpo.errors import ArtifactError, ModelError
-from hacpo.weights import WEIGHT_SUFFIXES, is_weights, policy_hash
+from hacpo.model_source import STARTED_FROM
+from hacpo.weights import ADAPTER_FILES, WEIGHT_SUFFIXES, base_of, holds_adapter, is_weights, policy_hash
 
 __all__ = ["copy_model_folder", "load_model", "policy_hash", "resolve_device", "save_model", "storage_errors"]
 
@@ -30,22 +31,30 @@ def resolve_device(settings: EngineSettings) -> torch.device:
     return torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def load_model(folder: Path, settings: EngineSettings) -> Any:
-    """The folder's causal language model, in the settings' dtype on the settings' device, in evaluation mode.
+def load_model(folder: Path, settings: EngineSettings, *, to_shard: bool = False) -> Any:
+    """The folder's causal language model, in the settings' dtype on the settings' device, in evaluation mode; with its
+    adapter in place where the folder holds one.
+
+    Args:
+        to_shard: in float32 on the CPU instead: what is sharded and trained.
 
     Raises:
-        ModelError: transformers cannot load it.
-        ArtifactError: a weights file is damaged.
+        ModelError: transformers cannot load it, or it holds an adapter and there is no PEFT.
+        ArtifactError: a weights file is damaged, or an adapter's base has changed.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # one for each file, through our own
+    base = _base(folder) if holds_adapter(folder) else folder
 
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, dtype=getattr(torch, settings.dtype)
+            str(base),
+            local_files_only=True,
+            dtype=torch.float32 if to_shard else getattr(torch, settings.dtype),
+            **({} if settings.attention == "auto" else {"attn_implementation": settings.attention}),
         )
     except SafetensorError as error:
         raise ArtifactError(f"damaged weights: {error}", where=folder) from None
@@ -55,14 +64,29 @@ def load_model(folder: Path, settings: EngineSettings) -> Any:
     for parameter in model.parameters():
         # Weights may be views into a mapped file at any alignment, and alignment can change the last bit of a product.
         parameter.data = parameter.data.clone()
+    if base != folder:
+        from hacpo.engines.adapter import load_adapter
+
+        load_adapter(model, folder)
     # Whatever a folder's generation config says (temperature, repetition penalty...), params.yaml alone decides how we
     # sample.
     model.generation_config = GenerationConfig()
-    return model.to(resolve_device(settings)).eval()
+    return model.to("cpu" if to_shard else resolve_device(settings)).eval()
+
+
+def _base(folder: Path) -> Path:
+    """The base of a folder's adapter, if its weights are those that the adapter was trained with."""
+    base, policy = base_of(folder)
+    if not base.is_dir():
+        raise ModelError("the base of the adapter is missing", where=folder, expected=base)
+    if policy_hash(base) != policy:
+        raise ArtifactError("its weights are not those that this adapter belongs to", where=base, expected=policy)
+    return base
 
 
 def copy_model_folder(source: Path, target: Path) -> None:
-    """Copy a model folder (weights by hard link where possible), leaving out trainer state and foreign weight formats.
+    """Copy a model folder (weights by hard link where possible), leaving out trainer state, foreign weight formats and
+    what another run wrote down about its own start.
 
     Raises:
         ModelError: no config.json or no safetensors weights.
@@ -70,9 +94,13 @@ def copy_model_folder(source: Path, target: Path) -> None:
     for wanted in ("config.json",):
         if not (source / wanted).is_file():
             raise ModelError(f"is no model folder: it has no {wanted}", where=source)
+    if holds_adapter(source):
+        raise ModelError("holds an adapter, not a model alone", where=source, remedy="merge the two first")
     policy_hash(source)
     for file in sorted(source.iterdir()):
         if not file.is_file() or (file.suffix in WEIGHT_SUFFIXES and file.suffix != ".safetensors"):
+            continue
+        if file.name == STARTED_FROM:
             continue
         real = file.resolve()
         try:
@@ -81,18 +109,30 @@ def copy_model_folder(source: Path, target: Path) -> None:
             shutil.copyfile(real, target / file.name)
 
 
-def save_model(model: Any, target: Path, like: Path) -> None:
-    """Save weights as safetensors, and every other file byte for byte from the folder `like`.
+def save_model(model: Any, target: Path, like: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Save weights as safetensors (of a model with an adapter: the adapter's alone), and every other file byte for byte
+    from the folder `like`.
 
     Config, tokenizer and template never change during training, so they are copied and cannot drift.
+
+    Args:
+        weights: what to save; None: the model's own.
     """
-    with storage_errors():
-        model.save_pretrained(str(target))
-    for file in target.iterdir():
-        if not is_weights(file):
-            file.unlink()
+    from hacpo.engines.adapter import adapter_of, write_adapter
+
+    adapter = adapter_of(model)
+    if adapter is not None:
+        write_adapter(adapter, model.state_dict() if weights is None else weights, target)
+    else:
+        with storage_errors():
+            model.save_pretrained(str(target), state_dict=None if weights is None else dict(weights))
+        for file in target.iterdir():
+            if not is_weights(file):
+                file.unlink()
     for file in sorted(like.iterdir()):
-        if file.is_file() and not is_weights(file):
+        # transformers takes a folder with a config for a whole model, and would not look for the adapter's base.
+        kept_out = (*ADAPTER_FILES, "config.json") if adapter is not None else ()
+        if file.is_file() and not is_weights(file) and file.name not in kept_out:
             shutil.copyfile(file, target / file.name)
     for file in target.iterdir():
         file.chmod(0o644)  # safetensors makes files that only their owner may read

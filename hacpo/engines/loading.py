@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hacpo.config import EngineSettings
 from hacpo.engines.base import Sampler, Scorer
 from hacpo.engines.cache import ModelCache
-from hacpo.engines.checkpoint import resolve_device
+from hacpo.engines.checkpoint import load_model, resolve_device
+from hacpo.engines.refusals import check_vllm, installed_build, this_machine
+from hacpo.engines.resident import Resident
 from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.engines.transformers import TransformersEngine
 from hacpo.errors import MissingInputError
+from hacpo.servers import server_url
+from hacpo.weights import whole_model
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,20 @@ class Engine:
     sampler: Sampler
     scorer: Scorer
     policy: str
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    resident: Resident | None = None
+
+    def rest(self) -> None:
+        """Sampling is over for now: a vLLM engine gives its memory to what runs next."""
+        if self.resident is not None:
+            self.resident.rest()
+
+
+def open_tokenizer(models: ModelCache, folder: Path, made_by: str) -> ChatTokenizer:
+    """Tokenizer of a checkpoint folder; no weights are read. Arguments and errors as for `open_model`."""
+    if not folder.is_dir():
+        raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
+    return models.tokenizer(folder)
 
 
 def open_model(
@@ -40,33 +56,72 @@ def open_model(
         MissingInputError: there is no such checkpoint; `made_by` is the command that makes it.
         ModelError: it cannot be used.
     """
-    if not folder.is_dir():
-        raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
-    tokenizer = models.tokenizer(folder)
+    tokenizer = open_tokenizer(models, folder, made_by)
     return tokenizer, *models.model(agent, folder, settings)
 
 
-def open_engine(models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str) -> Engine:
-    """The engine of a checkpoint folder; arguments and errors as for `open_model`.
+def open_to_train(
+    models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str, *, shards: bool
+) -> tuple[ChatTokenizer, Any]:
+    """Tokenizer and model of a checkpoint folder, for training to change; errors as for `open_model`.
+
+    Args:
+        shards: the model in float32 on the CPU, and no other model kept in memory beside it.
+    """
+    if not shards:
+        tokenizer, model, _ = open_model(models, agent, folder, settings, made_by)
+        models.discard(agent)
+        return tokenizer, model
+    if not folder.is_dir():
+        raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
+    models.discard_all()
+    return models.tokenizer(folder), load_model(folder, settings, to_shard=True)
+
+
+def open_engine(
+    models: ModelCache,
+    agent: str,
+    folder: Path,
+    settings: EngineSettings,
+    made_by: str,
+    pipeline: Path = Path(),
+    scratch: Path = Path(".merged"),
+) -> Engine:
+    """The engine of a checkpoint folder; other arguments and errors as for `open_model`.
 
     The training stack always scores; it also samples unless vLLM does.
+
+    Args:
+        pipeline: the run's folder, where `servers.yaml` is.
+        scratch: where vLLM finds an adapter merged with its base while it loads it.
+
+    Raises:
+        SettingsError: no server is named for the agent (`vllm_server`).
+        ModelError: vLLM cannot do what the settings ask for.
     """
+    server = None
+    if samples_with_vllm(settings):
+        if settings.name == "vllm_server":
+            server = server_url(pipeline, agent)
+        check_vllm(whole_model(folder), settings, None if server else this_machine())
     tokenizer, model, policy = open_model(models, agent, folder, settings, made_by)
     scorer = TransformersEngine(
         model,
         eos_token_ids=tokenizer.stop_token_ids,
         pad_token_id=tokenizer.pad_token_id,
         batch_size=settings.batch_size,
+        batch_tokens=settings.batch_tokens,
+        decode=tokenizer.decode,
     )
     if not samples_with_vllm(settings):
-        return Engine(tokenizer, scorer, scorer, policy, {})
-    resident = models.resident(agent, settings)
-    sampler = resident.at(folder, policy, tokenizer, scorer)
-    return Engine(tokenizer, sampler, scorer, policy, resident.metrics)
+        return Engine(tokenizer, scorer, scorer, policy)
+    resident = models.resident(agent, settings, server)
+    sampler = resident.at(folder, policy, tokenizer, scorer, scratch)
+    return Engine(tokenizer, sampler, scorer, policy, resident.metrics, resident)
 
 
 def samples_with_vllm(settings: EngineSettings) -> bool:
     """Whether vLLM samples: where it is asked for, and under `auto` on a GPU on which it is installed."""
     if settings.name != "auto":
-        return settings.name == "vllm"
-    return resolve_device(settings).type == "cuda" and importlib.util.find_spec("vllm") is not None
+        return settings.name in ("vllm", "vllm_server")
+    return resolve_device(settings).type == "cuda" and installed_build() == "gpu"

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hacpo.context_length import context_length
 from hacpo.engines.plain_text import decode_exactly, is_control, text_encoder
-from hacpo.errors import DataError, ModelError
+from hacpo.errors import DataError, ModelError, TemplateError
+from hacpo.stopping import eos_token_ids
 
 _ANSWER = "ANSWER"
+
+_THINKING = ("enable_thinking", "thinking")
+"""What chat templates call it: the first in Qwen3, SmolLM3, GLM and most others, the second in DeepSeek and Granite."""
+
+_TODAY = date(2024, 7, 26)
+"""What a chat template that asks for the date is told, so that a prompt is the same on every day: the date that Llama
+3.2's own template takes where it cannot ask."""
 
 
 def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
@@ -92,21 +101,28 @@ class ChatTokenizer:
         if backend is not None:
             decode_exactly(backend)
 
-    def render(self, problem_id: str, messages: list[dict[str, str]]) -> list[int]:
+    def render(self, problem_id: str, messages: list[dict[str, str]], thinking: bool | None = None) -> list[int]:
         """Token ids of a prompt, ready for the assistant's answer.
 
+        Args:
+            thinking: told to the template under the names that templates have for it; None: nothing is told.
+
         Raises:
-            DataError: the template refuses the messages.
+            TemplateError: the template refuses the messages.
+            DataError: it makes nothing of them.
         """
+        told: dict[str, Any] = {"strftime_now": _TODAY.strftime}
+        told |= {} if thinking is None else dict.fromkeys(_THINKING, thinking)
         try:
             token_ids = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=True, return_dict=False
+                messages, tokenize=True, add_generation_prompt=True, return_dict=False, **told
             )
         except Exception as error:
             # A template is a program of the model's authors; it may raise anything.
-            raise DataError(
-                f"the chat template cannot render this prompt: {(str(error).splitlines() or ['?'])[0][:160]}",
+            raise TemplateError(
+                "the chat template cannot render this prompt",
                 where=f"problem {problem_id!r} with {self.folder}",
+                reason=(str(error).splitlines() or ["?"])[0][:160],
             ) from None
         if not token_ids:
             raise DataError("the chat template renders nothing", where=f"problem {problem_id!r} with {self.folder}")
@@ -160,13 +176,3 @@ class ChatTokenizer:
 def _context_length(folder: Path) -> int | None:
     path = folder / "config.json"
     return context_length(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
-
-
-def eos_token_ids(folder: Path, *others: int) -> list[int]:
-    """Tokens that a model folder's generation config and config name as EOS, and `others`."""
-    found = set(others)
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        found |= set(value if isinstance(value, list) else [] if value is None else [value])
-    return sorted(found)

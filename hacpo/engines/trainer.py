@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import json
-import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from hacpo.config import AlgorithmSettings, OptimizerSettings
-from hacpo.engines.checkpoint import storage_errors
-from hacpo.engines.logprobs import collate, token_logprobs
-from hacpo.errors import ArtifactError
+from hacpo.engines.logprobs import collate
+from hacpo.engines.optimizer import Optimizer
+from hacpo.engines.policy import Policy, keep_activations, recompute_activations, shard, weights
+from hacpo.engines.world import World
 from hacpo.loss import ResponseBatch, carries_kl, row_weights, update_loss
-from hacpo.schema import write_json
-from hacpo.updates import Row, UpdatePlan
+from hacpo.updates import Row, UpdatePlan, micro_batches
 
 
 @dataclass
 class Trainer:
-    """A model and its optimizer.
+    """A policy and its optimizer.
 
     Args:
-        model: the learner's model with the weights of the previous step; changed in place.
+        model: the learner's model with the weights of the previous step; changed in place. Float32 where `dtype` or
+            several processes shard it.
         pad_token_id: filler, never scored.
         temperature: log-probabilities are taken at the sampling temperature.
+        initial_model: of the KL penalty; None without one.
+        world: the processes that compute the step together. Each takes every world.size-th micro-batch.
+        dtype: of weights and activations in forward and backward passes, and of the checkpoint's weights.
+        device: where to compute; None: where the model is.
     """
 
     model: Any
@@ -37,18 +40,25 @@ class Trainer:
     settings: OptimizerSettings
     temperature: float
     initial_model: Any = None
-    updates_done: int = 0
-    optimizer: torch.optim.AdamW = field(init=False)
+    world: World = field(default_factory=World)
+    dtype: torch.dtype = torch.float32
+    device: torch.device | None = None
+    policy: Policy = field(init=False)
+    optimizer: Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
-            lr=self.settings.learning_rate,
-            betas=(self.settings.beta1, self.settings.beta2),
-            eps=self.settings.epsilon,
-            weight_decay=self.settings.weight_decay,
-        )
+        self.device = self.device or self.model.device
+        self.model.eval()  # no dropout: a ratio compares policies, not masks
+        self.policy = Policy(self.model)
+        if self.sharded:
+            shard(self.policy, self.world, self.device, self.dtype)
+        self.optimizer = Optimizer(self.policy.trained(), self.settings, masters=self.dtype != torch.float32)
+        self.initial = None if self.initial_model is None else Policy(self.initial_model)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the model is in FSDP's hands."""
+        return self.world.size > 1 or self.dtype != torch.float32
 
     def train(
         self, plan: UpdatePlan, on_progress: Callable[..., None] | None = None
@@ -56,59 +66,85 @@ class Trainer:
         """Run every update of a step.
 
         Returns:
-            The rows of the trace table, and flat metrics.
+            The rows of the trace table, and flat metrics; on every process.
         """
-        self.model.eval()  # no dropout: a ratio compares policies, not masks
-        trace: list[Row] = []
-        losses, norms = [], []
+        if self.settings.gradient_checkpointing:
+            recompute_activations(self.model)
         if self.algorithm.importance.reference == "self":
             self._score_old_policy([row for part in plan.rows for row in part])
+        begun = time.perf_counter()
+        done: list[_MicroBatch] = []
+        norms: list[float] = []
         for index, (rows, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):
-            loss = 0.0
-            self.optimizer.zero_grad(set_to_none=True)
-            for batch in self._micro_batches(rows):
+            self.optimizer.zero_grad()
+            for number, batch in self._share(rows):
+                if batch is None:
+                    self._pass_along()
+                    continue
                 value, terms = self._micro_loss(batch, counts, index)
                 value.backward()
-                loss += float(value.detach())
-                columns = {name: getattr(terms, f"{name}_b").tolist() for name in _TRACED}
-                trace += [
-                    {
-                        "rollout_id": row["rollout_id"],
-                        "source": row["source"],
-                        "is_self": row["is_self"],
-                        "update": index,
-                        **{name: values[number] for name, values in columns.items()},
-                        "sampler_weight": row["sampler_weight"],
-                    }
-                    for number, row in enumerate(batch)
-                ]
-            norms.append(self._step())
-            losses.append(loss)
+                done.append(_MicroBatch(index, number, float(value.detach()), _traced(batch, terms, index)))
+            norms.append(self.optimizer.step())
             if on_progress:
-                on_progress(index + 1, len(plan.rows), loss=loss)
-        return trace, {"loss": sum(losses) / len(losses), "grad_norm": sum(norms) / len(norms), **summarise(trace)}
-
-    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-        for start in range(0, len(rows), self.settings.micro_batch_size):
-            yield rows[start : start + self.settings.micro_batch_size]
-
-    def _logprobs(self, model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = collate(
-            [(row["prompt_token_ids"], row["token_ids"]) for row in rows], self.pad_token_id, self.model.device
+                on_progress(index + 1, len(plan.rows), grad_norm=norms[-1])
+        if self.settings.gradient_checkpointing:
+            keep_activations(self.model)
+        everyone = sorted(
+            (micro for part in self.world.gather(done) for micro in part),
+            key=lambda micro: (micro.update, micro.number),
         )
-        return token_logprobs(model, batch, self.temperature), batch.mask
+        trace = [row for micro in everyone for row in micro.rows]
+        return trace, {
+            "loss": sum(micro.loss for micro in everyone) / len(plan.rows),
+            "grad_norm": sum(norms) / len(norms),
+            "micro_batches": len(everyone),
+            "train_seconds": round(time.perf_counter() - begun, 4),
+            **summarise(trace),
+        }
+
+    def _share(self, rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row] | None]]:
+        """This process's micro-batches with their numbers; None where the others have one more."""
+        batches = micro_batches(
+            rows, most_rows=self.settings.micro_batch_size, most_tokens=self.settings.micro_batch_tokens
+        )
+        rounds = -(-len(batches) // self.world.size)
+        for number in range(self.world.rank, rounds * self.world.size, self.world.size):
+            yield number, batches[number] if number < len(batches) else None
+
+    def _pass_along(self) -> None:
+        """A pass that adds nothing: sharded weights and gradients are exchanged by all processes or by none."""
+        batch = collate([([self.pad_token_id], [self.pad_token_id])], self.pad_token_id, self._device)
+        values = self.policy(batch, self.temperature)
+        if torch.is_grad_enabled():
+            (values.sum() * 0.0).backward()
+
+    @property
+    def _device(self) -> torch.device:
+        assert self.device is not None
+        return self.device
+
+    def _logprobs(self, policy: Policy, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = collate([(row["prompt_token_ids"], row["token_ids"]) for row in rows], self.pad_token_id, self._device)
+        return policy(batch, self.temperature), batch.mask
 
     @torch.no_grad()
     def _score_old_policy(self, rows: Sequence[Row]) -> None:
         """`reference: self`: cross ratios divide by the learner's own policy before this step's updates."""
-        for batch in self._micro_batches([row for row in rows if not row["is_self"]]):
-            logprobs, mask = self._logprobs(self.model, batch)
+        cross = [row for row in rows if not row["is_self"]]
+        found: dict[str, float] = {}
+        for _, batch in self._share(cross):
+            if batch is None:
+                self._pass_along()
+                continue
+            logprobs, mask = self._logprobs(self.policy, batch)
             sums = (logprobs.double() * mask).sum(dim=-1).tolist()
-            for row, total in zip(batch, sums, strict=True):
-                row["source_logprob"], row["source_tokens"] = total, row["learner_tokens"]
+            found |= {row["rollout_id"]: total for row, total in zip(batch, sums, strict=True)}
+        totals = {key: total for part in self.world.gather(found) for key, total in part.items()}
+        for row in cross:
+            row["source_logprob"], row["source_tokens"] = totals[row["rollout_id"]], row["learner_tokens"]
 
     def _micro_loss(self, rows: Sequence[Row], counts: Mapping[str, int], index: int) -> Any:
-        learner_logprobs, mask = self._logprobs(self.model, rows)
+        learner_logprobs, mask = self._logprobs(self.policy, rows)
         old = None
         if self.algorithm.importance.level == "token":
             old = torch.zeros_like(learner_logprobs)
@@ -153,46 +189,17 @@ class Trainer:
         if not penalised.any():
             return None
         chosen = penalised.nonzero().flatten().tolist()
-        values, _ = self._logprobs(self.initial_model, [rows[number] for number in chosen])
+        assert self.initial is not None
+        values, _ = self._logprobs(self.initial, [rows[number] for number in chosen])
         initial = torch.zeros_like(like)
         initial[chosen, : values.shape[1]] = values
         return initial
 
-    def _step(self) -> float:
-        """One optimizer step; returns the gradient's norm before clipping."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                # An update without a usable response still counts as one (eq. 14), with a gradient of zero.
-                parameter.grad = torch.zeros_like(parameter)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm))
-        self.updates_done += 1
-        warm = min(1.0, self.updates_done / self.settings.warmup_updates) if self.settings.warmup_updates else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * warm
-        if not math.isfinite(norm):
-            raise ArtifactError(
-                "the gradient is not finite, so the step was given up; nothing was written",
-                where=f"update {self.updates_done - 1} since the start",
-                remedy="lower optimizer.learning_rate, or look at the step's trace and advantages",
-            )
-        self.optimizer.step()
-        return norm
-
     # --- state -----------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Write optimizer state as safetensors and counters as JSON into `folder` (made here)."""
-        folder.mkdir()
-        tensors = {}
-        for name, parameter in zip(self.names, self.optimizer.param_groups[0]["params"], strict=True):
-            state = self.optimizer.state[parameter]
-            for key in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{key}.{name}"] = state[key].detach().cpu().contiguous()
-        with storage_errors():
-            save_file(tensors, folder / "optimizer.safetensors")
-        (folder / "optimizer.safetensors").chmod(0o644)
-        # Every random choice is derived from the seed and its place in the run, so there is no RNG state to keep.
-        write_json(folder / "state.json", {"updates_done": self.updates_done})
+    def save(self, folder: Path | None) -> None:
+        """Write optimizer state and counters into `folder` (made here); None on processes that only take part."""
+        self.optimizer.save(folder)
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote.
@@ -200,19 +207,25 @@ class Trainer:
         Raises:
             ArtifactError: damaged, or of another model.
         """
-        try:
-            tensors = load_file(folder / "optimizer.safetensors")
-            self.updates_done = int(json.loads((folder / "state.json").read_text())["updates_done"])
-            for name, parameter in zip(self.names, self.optimizer.param_groups[0]["params"], strict=True):
-                self.optimizer.state[parameter] = {
-                    "step": torch.tensor(float(self.updates_done)),
-                    **{key: tensors[f"{key}.{name}"].to(parameter.device).clone() for key in ("exp_avg", "exp_avg_sq")},
-                }
-        except Exception as error:
-            # safetensors, json and torch each have their own errors for a damaged file.
-            raise ArtifactError(
-                f"the optimizer state cannot be used: {(str(error).splitlines() or ['?'])[0][:120]}", where=folder
-            ) from None
+        self.optimizer.load(folder)
+
+    def whole_weights(self) -> dict[str, torch.Tensor] | None:
+        """Every weight put together, on the CPU of the first process, as checkpoints hold them; None where the model
+        itself is whole, and on the other processes."""
+        if not self.sharded:
+            return None
+        found = {name: value for name, value in weights(self.model, self.dtype) if self.world.leads}
+        return found if self.world.leads else None
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """What one forward pass gave: its place, its part of the loss, and its rows of the trace."""
+
+    update: int
+    number: int
+    loss: float
+    rows: list[Row]
 
 
 _TRACED = (
@@ -225,6 +238,22 @@ _TRACED = (
     "is_weight",
     "objective",
 )
+
+
+def _traced(rows: Sequence[Row], terms: Any, index: int) -> list[Row]:
+    """Rows of the trace table."""
+    columns = {name: getattr(terms, f"{name}_b").tolist() for name in _TRACED}
+    return [
+        {
+            "rollout_id": row["rollout_id"],
+            "source": row["source"],
+            "is_self": row["is_self"],
+            "update": index,
+            **{name: values[number] for name, values in columns.items()},
+            "sampler_weight": row["sampler_weight"],
+        }
+        for number, row in enumerate(rows)
+    ]
 
 
 def summarise(trace: Sequence[Row]) -> dict[str, float]:

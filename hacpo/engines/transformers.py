@@ -7,16 +7,24 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
+from hacpo.batching import batches
 from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.engines.logprobs import collate, token_logprobs
+from hacpo.stopping import StopStrings
 
 
 class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
@@ -26,6 +34,7 @@ class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
         self.uniforms = uniforms  # float64 [B, T]
         self.temperature = parameters.temperature
         self.top_p = parameters.top_p
+        self.top_k = parameters.top_k
         self.tokens: list[torch.Tensor] = []
         self.logprobs: list[torch.Tensor] = []
 
@@ -34,6 +43,8 @@ class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
         if self.temperature == 0:
             chosen = logprobs.argmax(dim=-1, keepdim=True)
         else:
+            if self.top_k is not None:
+                logprobs = torch.log_softmax(_likeliest(logprobs, self.top_k), dim=-1)
             if self.top_p < 1:
                 logprobs = torch.log_softmax(_nucleus(logprobs, self.top_p), dim=-1)
             cumulative = logprobs.double().exp().cumsum(dim=-1)
@@ -42,6 +53,12 @@ class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
         self.tokens.append(chosen.squeeze(-1))
         self.logprobs.append(logprobs.gather(-1, chosen).squeeze(-1))
         return torch.full_like(scores, float("-inf")).scatter_(-1, chosen, 0.0)
+
+
+def _likeliest(logprobs: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Log-probabilities with all but the `top_k` likeliest tokens set to -inf; those as likely as the last one stay."""
+    least = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1).values[..., -1:]
+    return logprobs.masked_fill(logprobs < least, float("-inf"))
 
 
 def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -53,6 +70,33 @@ def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
     )
 
 
+class _StopsAtStrings(StoppingCriteria):  # type: ignore[misc]
+    """Ends each row with the token that completes a stop string in the row's own response.
+
+    Not transformers' `stop_strings`: that one also looks into the prompt, and takes every token for whole characters.
+
+    Attributes:
+        counts: tokens of the response, of the rows that ended so.
+    """
+
+    def __init__(
+        self, rows: int, prompt: int, stop: Sequence[str], eos: Sequence[int], decode: Callable[[list[int]], str]
+    ) -> None:
+        self.counts: dict[int, int] = {}
+        self._prompt = prompt
+        self._eos = eos
+        self._growing = {row: StopStrings(stop, decode) for row in range(rows)}
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:  # noqa: ARG002
+        for row, token in enumerate(input_ids[:, -1].tolist()):
+            if row in self._growing and token in self._eos:
+                del self._growing[row]
+            elif row in self._growing and self._growing[row].completed_by(token):
+                del self._growing[row]
+                self.counts[row] = input_ids.shape[1] - self._prompt
+        return torch.tensor([row in self.counts for row in range(len(input_ids))], device=input_ids.device)
+
+
 class TransformersEngine:
     """A loaded model as sampler and scorer.
 
@@ -60,14 +104,27 @@ class TransformersEngine:
         model: a causal language model in evaluation mode.
         eos_token_ids: tokens that end a response.
         pad_token_id: filler; never scored.
-        batch_size: responses handled together.
+        batch_size: most responses handled together.
+        batch_tokens: most tokens scored together, padding included; None: no bound.
+        decode: text of token ids that continue a prompt; needed for stop strings only.
     """
 
-    def __init__(self, model: Any, *, eos_token_ids: Sequence[int], pad_token_id: int, batch_size: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        eos_token_ids: Sequence[int],
+        pad_token_id: int,
+        batch_size: int,
+        batch_tokens: int | None = None,
+        decode: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        self._decode = decode
         self._model = model
         self._eos = list(eos_token_ids)
         self._pad = pad_token_id
         self._batch_size = batch_size
+        self._batch_tokens = batch_tokens
 
     @torch.inference_mode()
     def sample(
@@ -98,10 +155,15 @@ class TransformersEngine:
             [np.random.Generator(np.random.Philox(r.seed)).random(parameters.max_new_tokens) for r in batch]
         )
         choice = _SeededChoice(torch.from_numpy(uniforms).to(device), parameters)
+        ends: list[_StopsAtStrings] = []
+        if parameters.stop:
+            assert self._decode is not None, "stop strings need a tokenizer"
+            ends.append(_StopsAtStrings(len(batch), longest, parameters.stop, self._eos, self._decode))
         self._model.generate(
             input_ids=input_ids.to(device),
             attention_mask=attention_mask.to(device),
             logits_processor=LogitsProcessorList([choice]),
+            stopping_criteria=StoppingCriteriaList(ends),
             generation_config=GenerationConfig(
                 max_new_tokens=parameters.max_new_tokens,
                 do_sample=False,
@@ -114,10 +176,10 @@ class TransformersEngine:
         ended = np.isin(tokens, self._eos)
         responses = []
         for row in range(len(batch)):
-            stops = np.flatnonzero(ended[row])
-            count = int(stops[0]) + 1 if len(stops) else tokens.shape[1]
+            stops = [one.counts[row] for one in ends if row in one.counts] + [*np.flatnonzero(ended[row])[:1] + 1]
+            count = int(min(stops, default=tokens.shape[1]))
             responses.append(
-                SampledResponse(tokens[row, :count].tolist(), logprobs[row, :count], "stop" if len(stops) else "length")
+                SampledResponse(tokens[row, :count].tolist(), logprobs[row, :count], "stop" if stops else "length")
             )
         return responses
 
@@ -130,12 +192,19 @@ class TransformersEngine:
         on_progress: OnProgress | None = None,
     ) -> list[npt.NDArray[np.float32]]:
         """See `base.Scorer`."""
-        scored: list[npt.NDArray[np.float32]] = []
-        for start in range(0, len(sequences), self._batch_size):
-            batch = sequences[start : start + self._batch_size]
+        lengths = [len(prompt) + len(response) for prompt, response in sequences]
+        order = list(range(len(sequences)))
+        if self._batch_tokens is not None:
+            order.sort(key=lengths.__getitem__)
+        scored: dict[int, npt.NDArray[np.float32]] = {}
+        for part in batches(
+            [lengths[index] for index in order], most_rows=self._batch_size, most_tokens=self._batch_tokens
+        ):
+            batch = [sequences[order[at]] for at in part]
             logprobs = token_logprobs(self._model, collate(batch, self._pad, self._model.device), temperature)
             values = logprobs.cpu().numpy()
-            scored += [values[row, : len(response)].copy() for row, (_, response) in enumerate(batch)]
+            for row, at in enumerate(part):
+                scored[order[at]] = values[row, : len(batch[row][1])].copy()
             if on_progress:
                 on_progress(len(scored), len(sequences))
-        return scored
+        return [scored[index] for index in range(len(sequences))]

@@ -1,10 +1,11 @@
-"""What vLLM's own worker processes run for us: taking over a checkpoint's weights, all of them.
+"""What vLLM's own worker processes run for us: taking over all of a checkpoint's weights, and saying whose they are.
 
 Named to vLLM as `worker_extension_cls`; the methods become the worker's and are called by `collective_rpc`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -12,9 +13,13 @@ class CheckpointReload:
     """Mixed into vLLM's worker."""
 
     model_runner: Any
+    vllm_config: Any
+    hacpo_ticket: str = ""
+    """Whose weights these are: what the last `hacpo_load` was given."""
 
-    def hacpo_load(self, folder: str) -> None:
+    def hacpo_load(self, folder: str, ticket: str = "") -> None:
         """Take over the weights of a model folder, in place."""
+        self.hacpo_ticket = ticket
         self.model_runner.reload_weights(weights_path=folder)
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         method: Any = getattr(head, "quant_method", None)
@@ -22,3 +27,15 @@ class CheckpointReload:
             # On CPU the head keeps a packed copy of its weights, which a reload alone leaves as it was when it is tied
             # to the embeddings: log-probabilities were off by several nats, silently.
             method.process_weights_after_loading(head)
+
+    def hacpo_facts(self, folder: str) -> dict[str, Any]:
+        """How this worker samples, whose weights it holds, and whether it finds weights in `folder`."""
+        model = self.vllm_config.model_config
+        return {
+            "ticket": self.hacpo_ticket,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
+            "longest": int(model.max_model_len),
+            "copies": int(self.vllm_config.parallel_config.data_parallel_size),
+            "finds": any(Path(folder).glob("*.safetensors")),
+        }

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hacpo import schema
-from hacpo.config import Settings
+from hacpo.config import INHERITED, Settings
 from hacpo.errors import ArtifactError, MissingInputError
+from hacpo.export.adapter import AdapterFacts
 from hacpo.export.folder import CARD
 from hacpo.export.results import Choice, Curves
 from hacpo.layout import Layout
-from hacpo.report.estimates import Estimate
+from hacpo.metrics import Estimate
+from hacpo.model_source import read_started_from
 from hacpo.report.facts import AgentFacts, ProblemSet, SettingRow, agent_facts, problem_sets, setting_rows
 from hacpo.weights import policy_hash
 
@@ -41,12 +43,22 @@ class CardFacts:
     curves: Curves
     hub_datasets: tuple[str, ...]
     licence: Mapping[str, str]
+    base_model: str | None
+    adapter: AdapterFacts | None
     made_otherwise: tuple[int, ...]
     provenance: Mapping[str, str]
 
 
-def gather_facts(layout: Layout, run: str, settings: Settings, agent: str, choice: Choice, curves: Curves) -> CardFacts:
-    """Read what the card needs.
+def gather_facts(
+    layout: Layout,
+    run: str,
+    settings: Settings,
+    agent: str,
+    choice: Choice,
+    curves: Curves,
+    adapter: AdapterFacts | None = None,
+) -> CardFacts:
+    """Read what the card needs; `adapter` is what is exported of an agent that trains one.
 
     Raises:
         MissingInputError: the checkpoint or the resolved settings are missing.
@@ -71,9 +83,12 @@ def gather_facts(layout: Layout, run: str, settings: Settings, agent: str, choic
         curves=curves,
         hub_datasets=_hub_datasets(layout, run, settings),
         licence=_licence(checkpoint / CARD),
+        base_model=started[0] if (started := read_started_from(checkpoint)) else None,
+        adapter=adapter,
         made_otherwise=_made_otherwise(layout, settings, agent, choice.step),
         provenance={
-            "policy (SHA-256 of the weights)": policy_hash(checkpoint),
+            f"policy (SHA-256 of {'base and adapter' if adapter else 'the weights'})": policy_hash(checkpoint),
+            **({"adapter's weights (SHA-256)": adapter.digest} if adapter else {}),
             "weights at step 0 (SHA-256)": policy_hash(start) if start.is_dir() else "not there any more",
             "settings.json (SHA-256)": hashlib.sha256(layout.settings.read_bytes()).hexdigest(),
             "exported with": ", ".join(_versions()),
@@ -142,7 +157,7 @@ def render(facts: CardFacts) -> str:
         _front_matter(facts),
         f"# {facts.agent.name} of {facts.run}, step {facts.choice.step}\n",
         _summary(facts),
-        _usage(),
+        _usage(facts.adapter),
         _agents(facts),
         _training(facts),
         _results(facts),
@@ -155,9 +170,10 @@ def _front_matter(facts: CardFacts) -> str:
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
-        library_name="transformers",
+        library_name="peft" if facts.adapter and facts.adapter.alone else "transformers",
         pipeline_tag="text-generation",
         tags=["hacpo", "reinforcement-learning", facts.settings.algorithm.recipe],
+        base_model=facts.base_model if facts.adapter is None or not facts.adapter.alone else facts.adapter.base,
         datasets=list(facts.hub_datasets) or None,
         license=facts.licence.get("license"),
         license_name=facts.licence.get("license_name"),
@@ -186,9 +202,16 @@ def _summary(facts: CardFacts) -> str:
     return text + "\n"
 
 
-def _usage() -> str:
+def _usage(adapter: AdapterFacts | None) -> str:
+    note = ""
+    if adapter is not None and adapter.alone:
+        at = f" at revision `{adapter.revision}`" if adapter.revision else ""
+        note = (
+            f"This is a LoRA adapter without its base, `{adapter.base}`{at}. With PEFT installed (`pip install peft`), "
+            "transformers loads both:\n\n"
+        )
     return (
-        "```python\n"
+        f"{note}```python\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'folder = "."  # this folder, or the repository on the hub\n'
         "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
@@ -231,6 +254,12 @@ def _training(facts: CardFacts) -> str:
         f"- Each step: {settings.batch.prompts} prompts, {settings.responses_per_prompt} responses per prompt and "
         f"agent, {settings.updates_per_step} updates",
     ]
+    if (lora := facts.adapter) is not None:
+        lines.append(
+            f"- LoRA adapter of rank {lora.rank}, alpha {lora.alpha}, {lora.parameters:,} parameters, on "
+            f"{', '.join(f'`{name}`' for name in lora.targets)}"
+            + ("" if lora.alone else "; here merged into the weights of its base")
+        )
     overridden = [row for row in facts.rows if row.key.startswith("algorithm.") and row.standing == "changed"]
     lines.append(
         f"- Recipe `{settings.algorithm.recipe}`"
@@ -250,6 +279,7 @@ def _training(facts: CardFacts) -> str:
 
 def _about_the_run(row: SettingRow) -> bool:
     named = any(row.key == name or row.key.startswith(f"{name}.") for name in _ABOUT_THE_RUN)
+    named = named or (row.key.startswith("agents.") and row.key.split(".")[2] in INHERITED)
     return named and row.standing in ("changed", "given") and row.value != "null"
 
 
@@ -257,15 +287,17 @@ def _results(facts: CardFacts) -> str:
     step = facts.choice.step
     lines = ["## Held-out results\n"]
     cells = []
-    for name, benchmark in facts.settings.evaluation.benchmarks.items():
-        curve = facts.curves.get(name, {})
-        protocol = f"{benchmark.samples} at temperature {benchmark.temperature:g}"
+    for series in facts.settings.evaluation.series:
+        curve = facts.curves.get(series.name, {})
+        asked = [facts.settings.evaluation.benchmarks[name] for name, _ in series.parts]
+        what, protocol = series.title, ""
+        if len(asked) == 1:
+            what = f"{series.title} (`{asked[0].data}`)"
+            protocol = f"{asked[0].samples} at temperature {asked[0].temperature:g}"
         problems = next((f"{one.problems:,}" for one in curve.values()), "")
-        cells.append(
-            [f"`{name}` (`{benchmark.data}`)", problems, protocol, _estimate(curve.get(0)), _estimate(curve.get(step))]
-        )
+        cells.append([what, problems, protocol, _estimate(curve.get(0)), _estimate(curve.get(step))])
     lines.append(_table(["benchmark", "problems", "responses per problem", "step 0", f"step {step}"], cells))
-    lines.append("Mean reward ± its standard error over problems.\n")
+    lines.append("Mean reward, or the metric beside the benchmark's name, ± its standard error over problems.\n")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from hacpo.errors import MissingInputError, SettingsError
-from hacpo.weights import WEIGHT_SUFFIXES
+from hacpo.weights import ADAPTER_CONFIG, WEIGHT_SUFFIXES
 
 CARD = "README.md"
 
@@ -29,7 +29,8 @@ def check_target(target: Path, artifacts: Path, *, force: bool) -> None:
         raise SettingsError(
             "is there already", where=target, remedy="add --force to replace it, or name another folder"
         )
-    if not (whole / "config.json").is_file() or any(entry.is_dir() for entry in whole.iterdir()):
+    named = any((whole / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    if not named or any(entry.is_dir() for entry in whole.iterdir()):
         raise SettingsError(
             "is no exported model folder and is not replaced", where=target, remedy="remove it yourself"
         )
@@ -47,6 +48,11 @@ def copy_model(checkpoint: Path, target: Path) -> None:
     if not (checkpoint / "config.json").is_file():
         raise MissingInputError("is no checkpoint: it has no config.json", where=checkpoint)
     for file in sorted(checkpoint.iterdir()):
-        foreign = file.suffix in WEIGHT_SUFFIXES and file.suffix != ".safetensors"
-        if file.is_file() and not foreign and not file.name.startswith(".") and file.name != CARD:
+        if is_exported(file):
             shutil.copyfile(file, target / file.name)
+
+
+def is_exported(file: Path) -> bool:
+    """Whether a file of a checkpoint is taken along."""
+    foreign = file.suffix in WEIGHT_SUFFIXES and file.suffix != ".safetensors"
+    return file.is_file() and not foreign and not file.name.startswith(".") and file.name != CARD

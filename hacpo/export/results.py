@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import polars as pl
-
-from hacpo import schema
 from hacpo.config import Settings
 from hacpo.errors import MissingInputError, SettingsError
+from hacpo.evaluations import estimate, read_values
 from hacpo.layout import Layout
-from hacpo.report.collect import gather
-from hacpo.report.estimates import Estimate, over_problems
+from hacpo.metrics import Estimate
+from hacpo.retention import best_step
 
 Curves = dict[str, dict[int, Estimate]]
-"""Benchmark -> step -> mean reward."""
+"""Name of a series (a benchmark's stands for its headline) -> step -> result."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,19 @@ def held_out(layout: Layout, run: str, settings: Settings, agent: str) -> Curves
     Raises:
         ArtifactError: one of them is damaged or belongs to another run.
     """
-    places = [(step, agent, layout.evaluation(step, agent)) for step in range(settings.steps + 1)]
-    table = gather(run, schema.EVALUATIONS, places, ["benchmark", "problem_id", "reward"])
-    means = table.group_by("benchmark", "at", "problem_id").agg(pl.col("reward").cast(pl.Float64).mean())
     curves: Curves = {}
-    for (benchmark, step), rows in means.sort("benchmark", "at", "problem_id").group_by(
-        "benchmark", "at", maintain_order=True
-    ):
-        curves.setdefault(str(benchmark), {})[int(str(step))] = over_problems(rows["reward"].to_list())
+    for step in range(settings.steps + 1):
+        values = read_values(layout, run, step, agent, settings.evaluation.series)
+        for series in settings.evaluation.series:
+            found = estimate(series, values)
+            if found is not None:
+                curves.setdefault(series.name, {})[step] = found
     return curves
 
 
 def choose_step(asked: str, by: str | None, curves: Curves, settings: Settings, where: object) -> Choice:
-    """The step that `--step` and `--by` mean. The earliest of several equally good ones is the best.
+    """The step that `--step` and `--by` mean: by a benchmark's headline, or by the average. The earliest of several
+    equally good ones is the best.
 
     Raises:
         SettingsError: neither a step of the run nor `best`, or it is not clear by which benchmark.
@@ -58,14 +56,16 @@ def choose_step(asked: str, by: str | None, curves: Curves, settings: Settings, 
                 "--step is no step of this run", where=where, expected=f"0 to {settings.steps}, or best", found=asked
             )
         return Choice(int(asked))
-    known = ", ".join(settings.evaluation.benchmarks)
+    names = settings.evaluation.headlines
+    known = ", ".join(names)
     if by is None:
-        if len(settings.evaluation.benchmarks) != 1:
+        if len(names) != 1:
             raise SettingsError("--step best by which benchmark?", where=where, expected=f"--by one of {known}")
-        (by,) = settings.evaluation.benchmarks
-    if by not in settings.evaluation.benchmarks:
+        (by,) = names
+    if by not in names:
         raise SettingsError(f"no benchmark {by!r}", where=where, expected=f"one of {known}")
-    curve = curves.get(by)
-    if not curve:
+    curve = curves.get(by, {})
+    best = best_step({step: estimate.mean for step, estimate in curve.items()})
+    if best is None:
         raise MissingInputError(f"no step has been evaluated on {by}", where=where, remedy="run `hacpo run`")
-    return Choice(min(curve, key=lambda step: (-curve[step].mean, step)), by, len(curve))
+    return Choice(best, by, len(curve))

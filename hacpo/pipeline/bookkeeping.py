@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sqlite3
@@ -63,6 +64,8 @@ class Books:
                 remedy="run `dvc init` there (without git: `dvc init --no-scm`)",
             ) from None
         self.restored = 0
+        self._pruned: dict[str, tuple[Any, Any]] = {}
+        """Outputs that are not cached and not there, though their stage is current -> hash and size in its lock."""
         self.repo.lock._friendly = False  # no "waiting to acquire lock" across the live view
 
     @contextmanager
@@ -119,31 +122,86 @@ class Books:
         """The stages of one dvc.yaml, in file order, matrix expanded."""
         return list(self.repo.stage.load_all(str(path)))
 
-    def changed(self, stage: Any) -> bool:
-        """Whether the stage must run, after trying to restore its outputs from DVC's run cache."""
+    def changed(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
+        """Whether the stage must run, after trying to restore its outputs from DVC's run cache; see `is_current`."""
         with self.open():
-            if not stage.changed():
+            if self.is_current(stage, may_be_pruned=may_be_pruned):
                 return False
             restored = self._restored(stage)
             self.restored += restored
             return not restored
 
+    def is_current(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
+        """Whether the stage's lock agrees with everything that the stage reads and makes. The caller has it `open`.
+
+        A pruned checkpoint counts as what the lock of the stage that made it says. So ask in the order of the pipeline.
+
+        Args:
+            may_be_pruned: outputs that DVC does not cache may be missing.
+        """
+        current = not stage.changed() or (
+            not stage.changed_stage()
+            and all(self._as_recorded(dep) for dep in stage.deps)
+            and all((may_be_pruned and _is_gone(out)) or not out.status() for out in stage.outs)
+        )
+        for out in stage.outs:
+            if current and _is_gone(out):
+                self._pruned[out.fs_path] = (out.hash_info, out.meta)
+            else:
+                self._pruned.pop(out.fs_path, None)
+        return bool(current)
+
+    def _as_recorded(self, dep: Any) -> bool:
+        if not self._is_pruned(dep):
+            return not dep.status()
+        return bool(dep.hash_info == self._pruned[dep.fs_path][0])
+
+    def _is_pruned(self, dep: Any) -> bool:
+        return dep.fs_path in self._pruned and not dep.exists
+
+    def pruned_inputs(self, stage: Any) -> list[Path]:
+        """What the stage reads and was pruned."""
+        return [Path(dep.fs_path) for dep in stage.deps if self._is_pruned(dep)]
+
+    def same_as_recorded(self, stage: Any, made: Path, copy: Path) -> bool:
+        """Whether a folder has the files of `made`, an output of the stage, as its lock says."""
+        from dvc.output import Output
+
+        with self.open():
+            recorded = next(out.hash_info for out in stage.outs if Path(out.fs_path).resolve() == made.resolve())
+            return bool(Output(stage, str(copy.resolve()), cache=False).get_hash() == recorded)
+
     def _restored(self, stage: Any) -> bool:
         from dvc.exceptions import DvcException
         from dvc.stage.cache import RunCacheNotFoundError
 
-        missing = [dep for dep in stage.deps if not dep.exists]
+        missing = [dep for dep in stage.deps if not dep.exists and not self._is_pruned(dep)]
         if missing:
             return False
         stage.remove_outs(ignore_remove=False, force=False)
-        try:
-            self.repo.stage_cache.restore(stage)
-        except (RunCacheNotFoundError, DvcException):
-            return False
-        if any(not out.exists for out in stage.outs):
-            return False
-        self._record(stage)
+        with self._assuming_pruned(stage):
+            try:
+                self.repo.stage_cache.restore(stage)
+            except (RunCacheNotFoundError, DvcException):
+                return False
+            if any(not out.exists for out in stage.outs):
+                return False
+            self._record(stage)
         return True
+
+    @contextmanager
+    def _assuming_pruned(self, stage: Any) -> Iterator[None]:
+        """Let DVC take the recorded hashes of pruned checkpoints that the stage reads, where it would look at files."""
+        pruned = [dep for dep in stage.deps if self._is_pruned(dep)]
+        for dep in pruned:
+            dep.hash_info, dep.meta = self._pruned[dep.fs_path]
+            dep.get_hash = functools.partial(getattr, dep, "hash_info")
+            dep.save = lambda: None
+        try:
+            yield
+        finally:
+            for dep in pruned:
+                del dep.get_hash, dep.save
 
     def begin(self, stage: Any) -> None:
         """Remove what the stage will make, and note what it reads."""
@@ -170,6 +228,11 @@ class Books:
         stage.save(run_cache=all(out.use_cache for out in stage.outs))
         stage.commit()
         _write_lock(stage)
+
+
+def _is_gone(out: Any) -> bool:
+    """Whether an output that DVC does not cache was recorded and is not there."""
+    return bool(not out.use_cache and out.hash_info and not out.exists)
 
 
 def _write_lock(stage: Any) -> None:

@@ -6,18 +6,17 @@ side.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from hacpo.pipeline.bookkeeping import Books, repair_locks
 from hacpo.pipeline.locks import driver_lock
+from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
 from hacpo.pipeline.plan import stamp
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.pruning import mebibytes, plan_pruning, prune
+from hacpo.pipeline.restoring import needed_checkpoints, train_again
 from hacpo.pipeline.view import RunView
 from hacpo.pipeline.workers import Workers
 
@@ -52,58 +51,36 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
         with books.open():
             repaired = repair_locks(pipeline)
             stamped = stamp(pipeline)
-        ran = 0
+        ran, at, freed = 0, 0, 0
         with (
             RunView(pipeline, repaired=repaired, stamped=stamped) as view,
             Workers(entry, 0 if jobs == 1 else jobs, view) as workers,
         ):
-            for step, group in _groups(pipeline, books, until):
-                view.look_at(step, _title(group[0]))
-                todo = [stage for stage in group if books.changed(stage)]
+            for step, group in stage_groups(pipeline, books, until):
+                if step > at and ran:  # the step before is done, and everything is recorded
+                    freed += prune(pipeline, plan_pruning(pipeline, at))
+                at = step
+                view.look_at(step, command_of(group[0]))
+                todo = [
+                    stage
+                    for stage in group
+                    if books.changed(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
+                ]
                 view.restored = books.restored
-                view.plan(step, [_title(stage) for stage in todo])
+                view.plan(step, [command_of(stage) for stage in todo])
+                train_again(pipeline, books, workers, needed_checkpoints(pipeline, books, todo), view.note)
                 for stage in todo:
                     books.begin(stage)
                 done, failure = workers.run(
-                    [(slots.get(_agent(stage), 0), shlex.split(stage.cmd)[1:]) for stage in todo]
+                    [(slots.get(agent_of(stage), 0), shlex.split(stage.cmd)[1:]) for stage in todo]
                 )
                 for index in sorted(done):
                     books.finish(todo[index])
                 ran += len(done)
                 if failure is not None:
                     raise failure
-                view.settled(step, [_title(stage) for stage in group])
+                view.settled(step, [command_of(stage) for stage in group])
+            freed += prune(pipeline, plan_pruning(pipeline, at))
+        if freed:
+            view.note(f"retention: {mebibytes(freed)} of checkpoints pruned")
     return ran
-
-
-def _groups(pipeline: Pipeline, books: Books, until: int | None) -> Iterator[tuple[int, list[Any]]]:
-    """(step, stages that may run side by side), in the order of the pipeline."""
-    own = books.stages(pipeline.folder / "dvc.yaml")
-    last = pipeline.settings.steps if until is None else min(until, pipeline.settings.steps)
-    for stage in own:
-        if stage.name in ("resolve", "prepare"):
-            yield 0, [stage]
-    for step in range(last + 1):
-        stages = books.stages(pipeline.folder / "steps" / f"{step:04d}" / "dvc.yaml")
-        for _, group in itertools.groupby(stages, key=_title):
-            yield step, list(group)
-    if last == pipeline.settings.steps:
-        for stage in own:
-            if stage.name == "report":
-                yield last, [stage]
-        for stage in books.stages(pipeline.root / "dvc.yaml") if (pipeline.root / "dvc.yaml").is_file() else []:
-            # A stage of the project's own that hangs on this run's report, such as the quickstart's.
-            report = str(pipeline.layout.report.resolve())
-            if stage.cmd.startswith("hacpo ") and any(str(Path(dep.fs_path)).startswith(report) for dep in stage.deps):
-                yield last, [stage]
-
-
-def _title(stage: Any) -> str:
-    """The command's name: stages of one name may run side by side."""
-    return shlex.split(stage.cmd)[1]
-
-
-def _agent(stage: Any) -> str:
-    """Whose part of the step it is."""
-    words = shlex.split(stage.cmd)
-    return next((words[at + 1] for at, word in enumerate(words) if word in ("--agent", "--learner")), "")

@@ -44,8 +44,9 @@ def _holder(layout: Layout) -> str:
 
 
 @contextlib.contextmanager
-def driver_lock(layout: Layout, wait_seconds: float = 600.0) -> Iterator[None]:
-    """Held by `hacpo run` for its whole life: one run at a time on one pipeline, and no single stage beside it.
+def driver_lock(layout: Layout, wait_seconds: float = 600.0, command: str = "hacpo run") -> Iterator[None]:
+    """Held by `hacpo run` for its whole life: one run at a time on one pipeline, and no single stage beside it. Other
+    commands that change checkpoints hold it too.
 
     A stage that outlived a killed parent is waited for, up to `wait_seconds`.
 
@@ -56,7 +57,7 @@ def driver_lock(layout: Layout, wait_seconds: float = 600.0) -> Iterator[None]:
     busy = f"another run works on this pipeline ({_holder(layout)})"
     with _flock(folder / "driver.lock", fcntl.LOCK_EX, 0.5, busy) as file:
         file.truncate(0)
-        file.write(f"hacpo run, process {os.getpid()}")
+        file.write(f"{command}, process {os.getpid()}")
         file.flush()
         with _flock(
             folder / "stages.lock",

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacpo import settings as settings_of
-from hacpo.config import Settings
+from hacpo.config import AgentSettings, Settings
 from hacpo.errors import SettingsError
+from hacpo.model_source import hub_repository
 from hacpo.pipeline.project import Pipeline
 from hacpo.reward_function import module_file
 from hacpo.schema import atomic
@@ -69,12 +70,19 @@ def _reward_file(pipeline: Pipeline) -> tuple[str, ...]:
     return () if file is None else (file.as_posix(),)
 
 
-def _evaluate(pipeline: Pipeline) -> _StageEntry:
+def _bases(pipeline: Pipeline, step: int) -> tuple[str, ...]:
+    """The weights that the checkpoint of a step leaves to its base, which is that of step 0: if any agent trains an
+    adapter."""
+    adapters = any(agent.adapter is not None for agent in pipeline.settings.agents.values())
+    return ("checkpoints/step=0000/agent=${item.agent}",) if adapters and step > 0 else ()
+
+
+def _evaluate(pipeline: Pipeline, step: int) -> _StageEntry:
     return _StageEntry(
         "evaluate",
         " --step ${step} --agent ${item.agent}",
         "evaluate",
-        ("data", "checkpoints/step=${step}/agent=${item.agent}"),
+        ("data", "checkpoints/step=${step}/agent=${item.agent}", *_bases(pipeline, step)),
         ("evaluations/step=${step}/agent=${item.agent}",),
         outside=_reward_file(pipeline),
         metrics="evaluate/step=${step}/${item.agent}.json",
@@ -113,6 +121,11 @@ def _run_file(pipeline: Pipeline) -> str:
     return _file(pipeline, "", entries, below=0)
 
 
+def _folder(pipeline: Pipeline, agent: AgentSettings) -> str | None:
+    """The model folder an agent starts from; a model on the hub is no file that DVC could follow."""
+    return None if hub_repository(agent.model, pipeline.root) is not None else agent.model
+
+
 def _start_file(pipeline: Pipeline) -> str:
     warmups = [
         _StageEntry(
@@ -122,13 +135,13 @@ def _start_file(pipeline: Pipeline) -> str:
             (),
             (),
             uncached=(f"checkpoints/step=0000/agent={name}",),
-            outside=tuple(path for path in (agent.model, agent.chat_template) if path is not None),
+            outside=tuple(path for path in (_folder(pipeline, agent), agent.chat_template) if path is not None),
             metrics=f"warmup/step=0000/{name}.json",
             agent=name,
         )
         for name, agent in pipeline.settings.agents.items()
     ]
-    return _templated(pipeline, 0, [*warmups, _evaluate(pipeline)])
+    return _templated(pipeline, 0, [*warmups, _evaluate(pipeline, 0)])
 
 
 def _step_file(pipeline: Pipeline, step: int) -> str:
@@ -146,7 +159,7 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
             "generate",
             each,
             "generate",
-            ("prompts/step=${step}", before),
+            ("prompts/step=${step}", before, *_bases(pipeline, step - 1)),
             (f"rollouts/{mine}",),
             metrics="generate/step=${step}/${item.agent}.json",
             matrix=True,
@@ -196,7 +209,7 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
         ),
     ]
     if evaluated(pipeline.settings, step):
-        entries.append(_evaluate(pipeline))
+        entries.append(_evaluate(pipeline, step))
     return _templated(pipeline, step, entries)
 
 

@@ -99,7 +99,11 @@ class Pipeline:
         return " ".join(words)
 
     def checkpoint_command(self, step: int, agent: str) -> str:
-        """The command that makes an agent's checkpoint of a step."""
+        """The command that makes an agent's checkpoint of a step: a pruned one is made as it was."""
+        from hacpo.pipeline.pruning import was_pruned
+
+        if was_pruned(self.layout, step, agent) is not None:
+            return self.command("restore", step, agent=agent)
         return self.command("update", step, agent=agent) if step else self.command("warmup", agent=agent)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from hacpo import config, schema
 from hacpo import settings as settings_of
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
 from hacpo.layout import Layout, partition
+from hacpo.pipeline.launching import LineProgress
 from hacpo.pipeline.locks import stage_lock
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress, Session
+from hacpo.processes import launched, leads
 
 if TYPE_CHECKING:
     from hacpo.engines.tokenizers import ChatTokenizer
@@ -145,7 +148,7 @@ def open_stage(
         SettingsError: an option does not fit.
         BusyError: `hacpo run` works on this pipeline.
     """
-    session = session or Session()
+    session = session or (Session(LineProgress()) if launched() or not leads() else Session())
     if (limit is not None or overrides) and out is None:
         raise SettingsError(
             "--limit and --set are for debugging and need --out",
@@ -164,7 +167,7 @@ def open_stage(
             "--step is out of range", where=folder, expected=f"{steps_from} to {pipeline.settings.steps}", found=step
         )
     if out is None:
-        _check_resolved(pipeline)
+        check_resolved(pipeline)
     else:
         _check_outside(out, pipeline)
     stage = Stage(
@@ -179,30 +182,48 @@ def open_stage(
         settings=settings_of.restrict(pipeline.settings, name, agent),
     )
     lock_name = "-".join(filter(None, [name, f"{step:04d}", agent]))
-    held = session.driver or out is not None
+    held = session.driver or out is not None or launched() or not leads()
     with contextlib.ExitStack() as stack:
         if not held:
             stack.enter_context(stage_lock(pipeline.layout, lock_name))
         if isinstance(session.progress, ConsoleProgress):
             stack.enter_context(session.progress.showing(stage.title))
+        if gpu := _gpu():
+            gpu.reset_peak_memory_stats()
         yield stage
         stage.metrics["seconds"] = round(time.perf_counter() - stage.started, 4)
         stage.metrics["peak_memory_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
-        if metrics:
+        if gpu := _gpu():
+            stage.metrics["peak_gpu_memory_mib"] = round(gpu.max_memory_allocated() / 2**20, 1)
+        if metrics and leads():
             schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), stage.metrics)
     session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")
+
+
+def _gpu() -> Any:
+    """`torch.cuda` where this process uses it; a stage without torch does not import it for this."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def _check_read(name: str, agent: str | None, key: str) -> None:
     """An override that the stage does not read would silently do nothing."""
     read = ["agents" if known == "agent_names" else known for known in settings_of.tracked(name, agent)]
+    mine = [known.removeprefix(f"agents.{agent}.") for known in read]
+    read += [known for known in mine if known.partition(".")[0] in config.INHERITED and known not in read]
     dotted = f"{key}."
     if key != "algorithm.recipe" and not any(dotted.startswith(f"{r}.") or f"{r}.".startswith(dotted) for r in read):
         raise SettingsError(f"{name} does not read this setting", where=f"--set {key}", expected=", ".join(read))
 
 
-def _check_resolved(pipeline: Pipeline) -> None:
-    """The run's files follow `settings.json`, which DVC tracks: params.yaml must still say the same."""
+def check_resolved(pipeline: Pipeline) -> None:
+    """The run's files follow `settings.json`, which DVC tracks: params.yaml must still say the same.
+
+    Raises:
+        MissingInputError: there is no settings.json yet.
+        ArtifactError: it is damaged.
+        SettingsError: params.yaml says something else.
+    """
     path = pipeline.layout.settings
     command = pipeline.command("resolve")
     if not path.is_file():

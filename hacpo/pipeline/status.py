@@ -9,7 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hacpo import settings as settings_of
+from hacpo.evaluations import estimate, read_values
+from hacpo.metrics import Series
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.pruning import checkpoints_there, mebibytes, ranges, read_record
 
 
 def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[str, str, Path]]:
@@ -41,7 +44,7 @@ def next_command(pipeline: Pipeline) -> str | None:
         return pipeline.command("prepare")
     for step in range(pipeline.settings.steps + 1):
         for stage, agent, output in step_outputs(pipeline, step):
-            if not output.exists():
+            if not _is_done(pipeline, step, stage, agent, output):
                 named = {} if not agent else {"learner": agent} if stage == "pool" else {"agent": agent}
                 return pipeline.command(stage, None if stage in ("warmup", "prepare") else step, **named)
     return None if (layout.report / "index.html").is_file() else pipeline.command("report")
@@ -51,10 +54,18 @@ def finished_steps(pipeline: Pipeline) -> int:
     """How many training steps have all their outputs."""
     done = 0
     for step in range(1, pipeline.settings.steps + 1):
-        if not all(output.exists() for _, _, output in step_outputs(pipeline, step)):
+        outputs = step_outputs(pipeline, step)
+        if not all(_is_done(pipeline, step, stage, agent, output) for stage, agent, output in outputs):
             break
         done = step
     return done
+
+
+def _is_done(pipeline: Pipeline, step: int, stage: str, agent: str, output: Path) -> bool:
+    """Whether an output is there, or is a checkpoint that may be missing because the next step has begun from it."""
+    if output.exists() or stage != "update" or step == pipeline.settings.steps:
+        return output.exists()
+    return pipeline.layout.trace(step, agent).exists() and pipeline.layout.rollouts(step + 1, agent).exists()
 
 
 def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
@@ -67,16 +78,18 @@ def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
     return total
 
 
-def accuracies(pipeline: Pipeline, benchmark: str, agent: str) -> list[tuple[int, float]]:
-    """(step, mean reward) of every evaluation there is."""
-    found = []
-    for step in range(pipeline.settings.steps + 1):
-        path = pipeline.layout.metrics("evaluate", step, agent)
-        if path.is_file():
-            value = json.loads(path.read_text()).get(f"{benchmark}.accuracy")
-            if value is not None:
-                found.append((step, float(value)))
-    return found
+def result(pipeline: Pipeline, series: Series, step: int, agent: str) -> float | None:
+    """One held-out number of an agent after a step, from its evaluation; None where it was not made."""
+    everything = pipeline.settings.evaluation.series
+    found = estimate(series, read_values(pipeline.layout, pipeline.run, step, agent, everything))
+    return None if found is None else found.mean
+
+
+def accuracies(pipeline: Pipeline, name: str, agent: str) -> list[tuple[int, float]]:
+    """(step, result) of every evaluation there is; a benchmark's name stands for its headline (`metrics.Series`)."""
+    series = next(one for one in pipeline.settings.evaluation.series if one.name == name)
+    found = [(step, result(pipeline, series, step, agent)) for step in range(pipeline.settings.steps + 1)]
+    return [(step, value) for step, value in found if value is not None]
 
 
 def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
@@ -126,6 +139,12 @@ def print_status(pipeline: Pipeline) -> None:
             f"{updated.get('seconds', 0):,.1f}",
         )
     console.print(table)
+    for agent, pruned in read_record(layout).items():
+        size = mebibytes(sum(entry.bytes for entry in pruned.values()))
+        there = ranges(checkpoints_there(layout, agent))
+        if pruned:
+            line = f"checkpoints of {agent}: steps {there}; pruned: steps {ranges(sorted(pruned))} ({size})"
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
     parts = sorted(((disk_bytes(path), path.name) for path in layout.root.glob("*") if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {size / 2**20:.1f}" for size, name in parts[:4])
     console.print(f"disk: {disk_bytes(layout.root) / 2**20:.1f} MiB ({largest})", highlight=False)
@@ -135,14 +154,15 @@ def print_outcome(pipeline: Pipeline) -> None:
     """Held-out accuracy of every agent at the start and at the latest evaluation, and where the report is."""
     console = Console()
     settings = pipeline.settings
-    for benchmark, what in settings.evaluation.benchmarks.items():
+    for series in settings.evaluation.series:
         table = Table(box=None, padding=(0, 2), title=None)
-        drawn = "greedy" if what.temperature == 0 else f"sampled at temperature {what.temperature:g}"
-        for name in (f"{benchmark} ({drawn})", "start", "now", "change", "step"):
-            table.add_column(name, justify="left" if name.startswith(benchmark) else "right")
+        benchmark = settings.evaluation.benchmarks.get(series.name)  # of a headline
+        table.add_column(series.title if benchmark is None else f"{series.title} ({benchmark.drawn})")
+        for name in ("start", "now", "change", "step"):
+            table.add_column(name, justify="right")
         columns: list[tuple[float, float]] = []
         for agent in settings.agents:
-            curve = accuracies(pipeline, benchmark, agent)
+            curve = accuracies(pipeline, series.name, agent)
             if not curve or curve[0][0] != 0:
                 continue
             if len(curve) == 1:

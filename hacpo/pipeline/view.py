@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.status import result
 
 _QUIET_SECONDS = 15.0
 """Without a terminal, slow stages say how far they are this often."""
@@ -85,6 +86,10 @@ class RunView:
         self._step_ran |= bool(todo)
         self._ran += len(todo)
 
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def settled(self, step: int, stages: Sequence[str]) -> None:
         """These stages are done and recorded."""
         for stage in stages:
@@ -93,7 +98,8 @@ class RunView:
                 if stage == "verify" and "accuracy" in metrics:
                     self._reward[agent] = metrics["accuracy"]
                 if stage == "evaluate":
-                    found = metrics.get(f"{next(iter(self._pipeline.settings.evaluation.benchmarks), '')}.accuracy")
+                    leading = self._pipeline.settings.evaluation.leading
+                    found = None if leading is None else result(self._pipeline, leading, step, agent)
                     if found is not None:
                         self._heldout[agent] = [*self._heldout[agent][:1], found]
                 if stage == "generate" and metrics.get("seconds"):

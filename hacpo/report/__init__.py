@@ -3,13 +3,13 @@
 | module | what it does |
 |---|---|
 | `collect` | reads the tables and metrics files into `Measurements`: plain numbers by step and agent |
-| `estimates` | means with honest standard errors |
 | `facts` | what ran: agents, problem sets, settings and how they differ from the recipe |
 | `browser` | the rollouts that the page embeds, within a byte budget |
 | `scales` | axes, ticks and how numbers are written |
 | `charts` | line and bar charts as inline SVG with a table of the same numbers |
 | `panels`, `figures`, `ratio_figures` | which lines, bands and bars each figure shows |
-| `tables`, `checks` | cards, tables, and the questions that decide whether a run can be trusted |
+| `held_out` | held-out results: cards, agents by benchmarks, every number with its error |
+| `tables`, `checks` | the other tables, and the questions that decide whether a run can be trusted |
 | `page` | puts the pieces into `template.html` |
 | `summary` | metrics.json and curves.csv |
 

@@ -13,8 +13,9 @@ import polars as pl
 
 from hacpo import schema
 from hacpo.errors import ArtifactError
+from hacpo.evaluations import change, estimate, read_values
 from hacpo.layout import Layout
-from hacpo.report.estimates import Estimate, over_problems, paired_change
+from hacpo.metrics import Estimate, Series
 
 Curve = dict[int, float]
 """Step -> value."""
@@ -71,9 +72,9 @@ class Measurements:
 
     agents: tuple[str, ...]
     accuracy: dict[tuple[str, str], dict[int, Estimate]] = field(default_factory=dict)
-    """(agent, benchmark) -> step -> held-out mean reward."""
+    """(agent, name of a series) -> step -> held-out result."""
     change: dict[tuple[str, str], Estimate] = field(default_factory=dict)
-    """(agent, benchmark) -> last minus first evaluation, paired by problem."""
+    """(agent, name of a series) -> last minus first evaluation, paired by problem."""
     reward: dict[str, Curve] = field(default_factory=dict)
     verdicts: dict[str, dict[str, Curve]] = field(default_factory=dict)
     """agent -> verdict -> step -> count."""
@@ -119,8 +120,11 @@ class Measurements:
         return sum(self.metric(stage, agent, key).values())
 
 
-def collect(layout: Layout, run: str, agents: Sequence[str], steps: int) -> Measurements:
+def collect(layout: Layout, run: str, agents: Sequence[str], steps: int, series: Sequence[Series]) -> Measurements:
     """Read everything that is there of steps 0..`steps`.
+
+    Args:
+        series: the held-out results to follow (`EvaluationSettings.series`).
 
     Raises:
         ArtifactError: a table or metrics file is damaged or belongs to another run.
@@ -128,7 +132,7 @@ def collect(layout: Layout, run: str, agents: Sequence[str], steps: int) -> Meas
     found = Measurements(tuple(agents))
     numbers = range(steps + 1)
     found.metrics = _read_metrics(layout, agents, numbers)
-    _read_evaluations(found, layout, run, numbers)
+    _read_evaluations(found, layout, run, numbers, series)
     _read_verdicts(found, layout, run, numbers)
     _read_capability(found, layout, run, numbers)
     _read_advantages(found, layout, run, numbers)
@@ -184,18 +188,19 @@ def _read_metrics(
     return metrics
 
 
-def _read_evaluations(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
-    places = [(step, agent, layout.evaluation(step, agent)) for step, agent in _each(found, numbers)]
-    table = gather(run, schema.EVALUATIONS, places, ["benchmark", "problem_id", "reward"])
-    means: dict[tuple[str, str], dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    grouped = table.group_by("at", "by", "benchmark", "problem_id").agg(pl.col("reward").cast(pl.Float64).mean())
-    for step, agent, benchmark, problem, reward in grouped.sort("at", "by", "benchmark", "problem_id").iter_rows():
-        means[agent, benchmark][step][problem] = reward
-    for key, steps in means.items():
-        found.accuracy[key] = {step: over_problems(list(problems.values())) for step, problems in steps.items()}
-        change = paired_change(steps[min(steps)], steps[max(steps)])
-        if change is not None and len(steps) > 1:
-            found.change[key] = change
+def _read_evaluations(
+    found: Measurements, layout: Layout, run: str, numbers: Iterable[int], series: Sequence[Series]
+) -> None:
+    for agent in found.agents:
+        there = {step: values for step in numbers if (values := read_values(layout, run, step, agent, series))}
+        for one in series:
+            curve = {step: result for step, values in there.items() if (result := estimate(one, values)) is not None}
+            if not curve:
+                continue
+            found.accuracy[agent, one.name] = curve
+            difference = change(one, there[min(curve)], there[max(curve)])
+            if difference is not None and len(curve) > 1:
+                found.change[agent, one.name] = difference
 
 
 def _read_verdicts(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ from pydantic import BaseModel
 
 from hacpo import schema
 from hacpo import settings as settings_of
-from hacpo.config import RECIPES, AgentSettings, Settings
+from hacpo.config import INHERITED, RECIPES, AgentSettings, Settings
 from hacpo.context_length import context_length
 from hacpo.errors import ArtifactError
 from hacpo.layout import Layout
+from hacpo.model_source import read_started_from
 
 _LONGEST_HEADER = 1 << 27
+
+_AGENTS_OWN = re.compile(rf"agents\.[^.]+\.(?P<key>(?:{'|'.join(INHERITED)})\..+)")
+"""Key of a setting that agents inherit from the run; `key` is the run's."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,9 @@ def _agent(layout: Layout, steps: int, name: str, agent: AgentSettings) -> Agent
         parameters = sum(_parameters(path) for path in sorted(folder.glob("*.safetensors")))
     except (ValueError, OSError, struct.error, KeyError, TypeError) as error:
         raise ArtifactError(f"a damaged config or weights file: {error}"[:160], where=folder) from None
+    started = read_started_from(folder)
+    if started is not None:
+        origin = f"{started[0]} on the hub, commit {started[1]}"
     config = config | config.get("text_config", {})
     names = config.get("architectures") or [config.get("model_type")]
     return AgentFacts(
@@ -169,8 +177,20 @@ def problem_sets(layout: Layout, run: str, settings: Settings) -> list[ProblemSe
 
 
 def setting_rows(settings: Settings) -> list[SettingRow]:
-    """Every setting as one row, in the order of `hacpo/config.py`."""
-    return list(_rows("", settings, RECIPES[settings.algorithm.recipe]))
+    """Every setting as one row, in the order of `hacpo/config.py`.
+
+    Of what agents inherit only where they differ from the run; the run's value is then the `reference`.
+    """
+    rows = list(_rows("", settings, RECIPES[settings.algorithm.recipe]))
+    values = {row.key: row.value for row in rows}
+    result = []
+    for row in rows:
+        agent = _AGENTS_OWN.fullmatch(row.key)
+        if agent is None:
+            result.append(row)
+        elif row.value != values[agent["key"]]:
+            result.append(replace(row, standing="changed", reference=values[agent["key"]]))
+    return result
 
 
 def _rows(prefix: str, section: BaseModel, recipe: Mapping[str, Any]) -> Iterator[SettingRow]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from hacpo.config import Settings
+from hacpo.metrics import AVERAGE
 from hacpo.report.charts import Bars, Line, Rule, bar_chart, line_chart
 from hacpo.report.collect import Curve, Measurements
 from hacpo.report.panels import (
@@ -25,10 +26,12 @@ VERDICTS = ("correct", "wrong", "no_answer", "truncated", "timeout", "error")
 
 
 def accuracy(found: Measurements, settings: Settings) -> Rows:
-    """Held-out accuracy: one panel per benchmark, one line per agent, and their mean."""
+    """Held-out accuracy: the average, and one panel per benchmark, with one line per agent, and their mean."""
     panels = []
-    for name, benchmark in settings.evaluation.benchmarks.items():
-        lines, rules, means = [], [], []
+    benchmarks = settings.evaluation.benchmarks
+    shown = [series for series in settings.evaluation.series if series.name in (AVERAGE, *benchmarks)]
+    for series in sorted(shown, key=lambda series: series.name != AVERAGE):
+        name, lines, rules, means = series.name, [], [], []
         for agent in found.agents:
             estimates = found.accuracy.get((agent, name))
             if not estimates:
@@ -42,15 +45,15 @@ def accuracy(found: Measurements, settings: Settings) -> Rows:
             lines.append(Line("mean", "c-ink", _mean(means), dashed=True))
         if not lines:
             continue
-        drawn = "greedy" if benchmark.temperature == 0 else f"sampled at temperature {benchmark.temperature:g}"
+        drawn = "" if name == AVERAGE else f" ({benchmarks[name].drawn})"
         chart = line_chart(
             lines,
-            title=f"{name}: held-out accuracy of every agent by step",
+            title=f"{series.title}: held-out accuracy of every agent by step",
             last_step=found.last_step,
             form=reward_format(lines),
             rules=rules,
         )
-        panels.append(Panel(f"{name} ({drawn})", chart))
+        panels.append(Panel(f"{series.title}{drawn}", chart))
     return [panels]
 
 

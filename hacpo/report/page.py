@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from hacpo.config import Settings
-from hacpo.report import tables
+from hacpo.config import AgentSampling, Settings
+from hacpo.report import held_out, tables
 from hacpo.report.browser import FILTERS, LEARNER_FIELDS, RESPONSE_FIELDS, Embedded, script_json
 from hacpo.report.collect import Measurements
 from hacpo.report.facts import AgentFacts, ProblemSet, setting_rows
@@ -53,14 +53,15 @@ def render(
         recipe=escape(recipe),
         recipe_sentence=captions["recipes"].get(recipe, ""),
         recipe_changes=tables.changed_settings(rows),
-        headline=tables.headline(found, settings),
+        headline=held_out.headline(found, settings),
+        standings=held_out.standings(found, settings),
         checks=tables.check_list(found, settings),
         agents=tables.agents(found, agents),
         sets=tables.problem_sets(sets),
         settings=tables.setting_table(rows),
         setting_count=len(rows),
         changed_count=sum(row.standing == "changed" for row in rows),
-        benchmarks=tables.benchmarks(found, settings),
+        benchmarks=held_out.benchmarks(found, settings),
         cost=tables.cost(found),
         times=tables.times(found),
         shares=tables.shares(found),
@@ -153,13 +154,22 @@ def _story(settings: Settings) -> str:
     who = "every agent answers the same" if several else "the agent answers"
     pool = answers * len(settings.agents) if settings.algorithm.rollouts.share else answers
     learner = "every agent" if several else "it"
-    temperature = f"{settings.sampling.temperature:g}"
+    temperature = _of_each(settings, lambda sampling: f"{sampling.temperature:g}")
+    most = _of_each(settings, lambda sampling: count(sampling.max_new_tokens))
     return (
         f"In each of {count(settings.steps)} steps {who} {count(prompts)} problems, {count(group)} times each "
         f"({count(answers)} answers{' per agent' if several else ''}, at temperature {temperature}, "
-        f"at most {count(settings.sampling.max_new_tokens)} tokens). A program compares each answer with the reference "
+        f"at most {most} tokens). A program compares each answer with the reference "
         f"and rewards it; then {learner} learns from {count(pool)} answers in {_many(updates, 'update')}."
     )
+
+
+def _of_each(settings: Settings, value: Callable[[AgentSampling], str]) -> str:
+    """One value if all agents have the same, else each agent's."""
+    values = {name: value(agent.sampling) for name, agent in settings.agents.items()}
+    if len(set(values.values())) == 1:
+        return next(iter(values.values()))
+    return ", ".join(f"{text} for {name}" for name, text in values.items())
 
 
 def _many(number: int, what: str) -> str:

@@ -13,15 +13,16 @@ _DIGITS = 4
 
 
 def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
-    """Accuracy at the first and the latest evaluation, and what the run has cost.
+    """Held-out results at the first and the latest evaluation, and what the run has cost.
 
     Returns:
-        Few and short keys, because `dvc metrics show` makes a column of each: benchmark -> accuracy of every agent at
-        the latest evaluation, their `(mean)`, and its `(gain)` since the first (both where every agent was evaluated);
-        `steps` trained; rollouts, sampled tokens and seconds added up over agents.
+        Few and short keys, because `dvc metrics show` makes a column of each: name of a series (a benchmark for its
+        headline, `<benchmark>.<metric>` for others, `average`) -> result of every agent at the latest evaluation, their
+        `(mean)`, and its `(gain)` since the first (both where every agent was evaluated); `steps` trained; rollouts,
+        sampled tokens and seconds added up over agents.
     """
     accuracy: dict[str, dict[str, float]] = {}
-    for name in settings.evaluation.benchmarks:
+    for name in (series.name for series in settings.evaluation.series):
         curves = {agent: found.accuracy[agent, name] for agent in found.agents if found.accuracy.get((agent, name))}
         ends = {agent: (curve[min(curve)].mean, curve[max(curve)].mean) for agent, curve in curves.items()}
         if not ends:
@@ -40,8 +41,8 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
 
 
 def curves_csv(found: Measurements, settings: Settings) -> str:
-    """One row per evaluated step; `<agent>.<benchmark>` for every agent and benchmark, empty where there is none."""
-    keys = [(agent, name) for name in settings.evaluation.benchmarks for agent in found.agents]
+    """One row per evaluated step; `<agent>.<series>` for every series and agent, empty where there is none."""
+    keys = [(agent, series.name) for series in settings.evaluation.series for agent in found.agents]
     steps = sorted({step for curve in found.accuracy.values() for step in curve})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

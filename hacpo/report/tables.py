@@ -9,10 +9,9 @@ from html import escape
 from hacpo.config import Settings
 from hacpo.report.checks import checks
 from hacpo.report.collect import STAGES, Measurements
-from hacpo.report.estimates import Estimate
 from hacpo.report.facts import AgentFacts, ProblemSet, SettingRow
 from hacpo.report.panels import ANSWER_SHARES, GROUP_SHARES, color_of
-from hacpo.report.scales import count, number, percent, points, seconds, short_count
+from hacpo.report.scales import count, percent, seconds, short_count
 
 _NONE = '<span class="none">not there</span>'
 
@@ -33,100 +32,6 @@ def grid(header: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, 
 def named(found: Measurements, agent: str) -> str:
     """An agent's name with its colour."""
     return f'<span class="agent"><i class="swatch {color_of(found, agent)}"></i>{escape(agent)}</span>'
-
-
-def headline(found: Measurements, settings: Settings) -> str:
-    """One card per agent with the first benchmark's accuracy before and after, and one with the mean."""
-    benchmark = next((name for name in settings.evaluation.benchmarks if _evaluated(found, name)), None)
-    if benchmark is None:
-        return '<p class="note">No evaluation has finished yet, so there is no held-out accuracy to show.</p>'
-    agents = _evaluated(found, benchmark)
-    cards = []
-    for agent in agents:
-        curve = found.accuracy[agent, benchmark]
-        first, final = curve[min(curve)], curve[max(curve)]
-        cards.append(_card(named(found, agent), first, final, found.change.get((agent, benchmark))))
-    if len(agents) > 1 and len(agents) == len(found.agents):
-        ends = [found.accuracy[agent, benchmark] for agent in agents]
-        first, final = (
-            Estimate(sum(curve[pick(curve)].mean for curve in ends) / len(ends), None, 0) for pick in (min, max)
-        )
-        cards.append(_card("Mean of all agents", first, final, None, kind="mean"))
-    steps = sorted({step for agent in agents for step in found.accuracy[agent, benchmark]})
-    moment = "before training" if steps[-1] == 0 else f"after step {steps[-1]}, against step {steps[0]}"
-    return (
-        f'<p class="eyebrow">Held-out accuracy, <strong>{escape(benchmark)}</strong>, {moment}</p>'
-        f'<div class="cards">{"".join(cards)}</div>'
-    )
-
-
-def _card(name: str, first: Estimate, final: Estimate, change: Estimate | None, kind: str = "") -> str:
-    shown = percent if min(first.mean, final.mean) >= 0 and max(first.mean, final.mean) <= 1 else number
-    share = shown is percent
-    difference = final.mean - first.mean if change is None else change.mean
-    moved = f"{points(difference)} points" if share else f"{difference:+.4g}"
-    error = ""
-    if change is not None and change.error is not None:
-        size = f"{100 * change.error:.1f}" if share else number(change.error)
-        error = f' <span class="error">± {size}</span>'
-    bar = ""
-    if share:
-        low, high = sorted((first.mean, final.mean))
-        bar = (
-            f'<div class="move" aria-hidden="true"><i class="span" style="left:{100 * low:.1f}%;'
-            f'width:{100 * (high - low):.1f}%"></i><i class="from" style="left:{100 * first.mean:.1f}%"></i>'
-            f'<i class="to" style="left:{100 * final.mean:.1f}%"></i></div>'
-        )
-    return (
-        f'<div class="card {kind}"><h3>{name}</h3><p class="big">{shown(final.mean)}</p>{bar}'
-        f'<p class="from-to">from {shown(first.mean)}, <strong>{moved}</strong>{error}</p></div>'
-    )
-
-
-def benchmarks(found: Measurements, settings: Settings) -> str:
-    """Accuracy at the first and latest evaluation, with errors, for every benchmark and agent."""
-    rows = []
-    for name in settings.evaluation.benchmarks:
-        agents = _evaluated(found, name)
-        for agent in agents:
-            curve = found.accuracy[agent, name]
-            change = found.change.get((agent, name))
-            estimates = [curve[min(curve)], curve[max(curve)], change]
-            cells = [_estimate(estimate, signed=estimate is change) for estimate in estimates]
-            label = escape(name) if agent == agents[0] else f'<span class="again">{escape(name)}</span>'
-            rows.append([label, named(found, agent), *cells, str(max(curve)), count(curve[max(curve)].problems)])
-        if len(agents) == len(found.agents) > 1:
-            curves = [found.accuracy[agent, name] for agent in agents]
-            start, final = (sum(curve[pick(curve)].mean for curve in curves) / len(curves) for pick in (min, max))
-            cells = [
-                _plain(start),
-                _plain(final),
-                points(final - start) if _share(start, final) else number(final - start),
-            ]
-            rows.append([label, "<em>mean</em>", *cells, "", ""])
-    header = ["benchmark", "agent", "start", "latest", "change in points", "at step", "problems"]
-    caption = "Held-out accuracy, plus or minus one standard error over problems"
-    return grid(header, rows, caption=caption, kind="numeric from-3") if rows else ""
-
-
-def _evaluated(found: Measurements, benchmark: str) -> list[str]:
-    return [agent for agent in found.agents if found.accuracy.get((agent, benchmark))]
-
-
-def _share(*values: float) -> bool:
-    return all(0 <= value <= 1 for value in values)
-
-
-def _plain(value: float) -> str:
-    return percent(value) if _share(value) else number(value)
-
-
-def _estimate(estimate: Estimate | None, *, signed: bool) -> str:
-    if estimate is None:
-        return ""
-    shown = points(estimate.mean) if signed else _plain(estimate.mean)
-    error = "" if estimate.error is None else f' <span class="error">± {100 * estimate.error:.1f}</span>'
-    return shown + error
 
 
 def agents(found: Measurements, facts: Sequence[AgentFacts]) -> str:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hacpo.engines.chat_templates import PLAIN_TEMPLATE, settle_chat
-from hacpo.engines.tokenizers import ChatTokenizer, eos_token_ids, load_tokenizer
+from hacpo.engines.tokenizers import ChatTokenizer, load_tokenizer
 from hacpo.errors import DataError, ModelError
+from hacpo.stopping import eos_token_ids
 from tokenizer_kinds import KINDS, write_tokenizer
 
 NAMES = [*KINDS, "python_bytes"]
@@ -188,6 +189,18 @@ def test_the_plain_template(tmp_path: Path) -> None:
         "Be brief.\n\nUser: 7+3=?\n\nAssistant:\n10<|end_of_text|>\n\nUser: Sure?\n\n"
     )
     assert settle_chat(tmp_path, tmp_path) == []  # a second time there is nothing to do
+
+
+def test_a_template_that_asks_for_the_date_is_told_the_same_on_every_day(tmp_path: Path) -> None:
+    """As Llama 3.2's does: else a run's prompts would change at midnight, and no audit could render them again."""
+    template = tmp_path / "dated.jinja"
+    asked = "{%- if strftime_now is defined %}{%- set date = strftime_now('%d %b %Y') %}{%- endif %}"
+    template.write_text(asked + "{{- date }}\n{{- messages[0]['content'] }}\n{{- '=' }}")
+    (tmp_path / "model").mkdir()
+    write_tokenizer(tmp_path / "model", "byte_level")
+    settle_chat(tmp_path / "model", tmp_path / "model", template)
+    chat = ChatTokenizer(tmp_path / "model")
+    assert chat.decode(chat.render("p", ASK)) == "26 Jul 20247+3=?="
 
 
 def test_the_plain_template_begins_with_bos_where_the_tokenizer_puts_one(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from hacpo.config import RECIPES, AlgorithmSettings, EngineSettings, OptimizerSettings
 from hacpo.engines.checkpoint import load_model, policy_hash, save_model
 from hacpo.engines.tokenizers import ChatTokenizer
+from hacpo.engines.policy import Policy
 from hacpo.engines.trainer import Trainer
 from hacpo.errors import ArtifactError
 from hacpo.updates import UpdatePlan, plan_updates
@@ -155,7 +156,7 @@ def test_an_update_without_usable_responses_counts_and_changes_nothing(models: P
     before = weights(trainer)
     trace, _ = trainer.train(UpdatePlan([[], []], [{"ada": 2}, {"ada": 2}]))
     assert trace == []
-    assert trainer.updates_done == 2
+    assert trainer.optimizer.updates_done == 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 
 
@@ -180,7 +181,7 @@ def test_a_penalty_on_own_responses_never_asks_the_initial_policy_about_others(m
     for responses, kl_coef in (("own", 0.0), ("own", 0.1), ("all", 0.1)):
         for size in (64, 5):
             trainer = trainer_of(models / "ada", size, kl_coef=kl_coef, kl_responses=responses)
-            trainer.initial_model = far
+            trainer.initial = Policy(far)
             asked.clear()
             _, metrics = trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
             losses[responses, kl_coef, size] = metrics["loss"]

@@ -1,0 +1,105 @@
+"""`hacpo prune` and `hacpo restore`: checkpoints removed, or trained again, when nobody runs the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hacpo.errors import MissingInputError, SettingsError
+from hacpo.pipeline.bookkeeping import Books
+from hacpo.pipeline.locks import driver_lock
+from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
+from hacpo.pipeline.plan import rendered
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.pruning import AgentPlan, plan_pruning, prune, remove_leftovers
+from hacpo.pipeline.restoring import train_again
+from hacpo.pipeline.session import ConsoleProgress
+from hacpo.pipeline.stage import check_resolved
+from hacpo.pipeline.status import changed_settings
+from hacpo.pipeline.workers import Workers
+
+_WAIT_SECONDS = 0.5
+
+
+def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> tuple[list[AgentPlan], int]:
+    """Remove the checkpoints that the retention settings of params.yaml let go.
+
+    Returns:
+        What went (or, under `dry_run`, would go) and stayed, and the last step that is done and recorded; -1: none.
+
+    Raises:
+        BusyError: a run, a stage or DVC works on the pipeline.
+        SettingsError: params.yaml has changed, so what is still needed is not known before the next run.
+        MissingInputError: the run has no DVC files, or not those of its params.yaml.
+    """
+    with driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo prune"):
+        changed = [line for line in changed_settings(pipeline, most=10_000) if not line.startswith("retention.")]
+        if changed:
+            raise SettingsError(
+                "has changed since the run, so which checkpoints are still needed is not known",
+                where=pipeline.folder / "params.yaml",
+                found=changed[0],
+                remedy="`hacpo run` or `dvc repro` first, or change it back",
+            )
+        books = _books(pipeline)
+        with books.open(_WAIT_SECONDS):
+            done = _steps_done(pipeline, books)
+            plans = plan_pruning(pipeline, done)
+            if not dry_run:
+                prune(pipeline, plans)
+                remove_leftovers(pipeline.layout)
+    return plans, done
+
+
+def restore_by_hand(pipeline: Pipeline, agent: str, step: int, entry: str) -> bool:
+    """Train a pruned checkpoint again; False if it is there.
+
+    Args:
+        entry: `module:function` that executes one stage's command line.
+
+    Raises:
+        BusyError: a run, a stage or DVC works on the pipeline.
+        SettingsError: params.yaml has changed, or something before that step is not done.
+        ArtifactError: the repeated updates give other bits than the run's.
+    """
+    if pipeline.layout.checkpoint(step, agent).is_dir():
+        return False
+    with driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo restore"):
+        check_resolved(pipeline)
+        books = _books(pipeline)
+        progress = ConsoleProgress()
+        with books.open(_WAIT_SECONDS):
+            for title, at in _not_current(pipeline, books, until=step):
+                if not title.startswith("evaluate"):
+                    raise SettingsError(
+                        f"{title} of step {at} is not done, or out of date",
+                        where=pipeline.folder,
+                        remedy=f"first `{pipeline.command('run')}`",
+                    )
+        with progress.showing("restore"), Workers(entry, 0, progress) as workers:
+            train_again(pipeline, books, workers, {agent: step}, print)
+    return True
+
+
+def _books(pipeline: Pipeline) -> Books:
+    for path, text in rendered(pipeline).items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            raise MissingInputError(
+                "is not as params.yaml has it", where=path, remedy=f"run `{pipeline.command('plan')}`"
+            )
+    return Books(pipeline.root)
+
+
+def _steps_done(pipeline: Pipeline, books: Books) -> int:
+    """The last step up to which everything is recorded and current; -1 if not even the start is."""
+    first = next(_not_current(pipeline, books), None)
+    return pipeline.settings.steps if first is None else first[1] - 1
+
+
+def _not_current(pipeline: Pipeline, books: Books, until: int | None = None) -> Iterator[tuple[str, int]]:
+    """(command and agent, step) of every stage that would run; not what has no step (settings, report)."""
+    for step, group in stage_groups(pipeline, books, until):
+        for stage in group:
+            title = command_of(stage)
+            current = books.is_current(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
+            if not current and title not in ("resolve", "report", "status"):
+                yield f"{title} {agent_of(stage)}".strip(), step

@@ -1,0 +1,114 @@
+"""Starting the processes that compute one update together.
+
+They run the very command that starts them, `python -m stages.update ...`, so that a user can start them by hand as
+well. Process 0 locks and writes; it tells its progress on standard output, one line of JSON at a time.
+
+As a module this is a command that turns into another one, and dies with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from hacpo.config import LauncherSettings
+from hacpo.errors import HacpoError
+from hacpo.pipeline.session import ProgressSink, die_with_parent
+from hacpo.processes import LAUNCHED, leads
+
+_PROGRESS = "hacpo-progress "
+_ERROR = "hacpo: error: "
+
+
+class UpdateFailedError(HacpoError):
+    """A process of an update ended with an error of its own; the line is that process's."""
+
+
+class LineProgress:
+    """Progress of process 0, for the stage that started it; the other processes are silent."""
+
+    def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:  # noqa: ARG002
+        """One line."""
+        if leads():
+            print(_PROGRESS + json.dumps([done, total, facts]), flush=True)
+
+    def finished(self, stage: str, summary: str) -> None:
+        """The stage that started this process says it."""
+
+
+def launch(
+    launcher: LauncherSettings, arguments: Sequence[str], progress: ProgressSink, title: str, threads: int | None
+) -> None:
+    """Run `python -m stages.update ARGUMENTS` in as many processes as the settings say, and wait for them.
+
+    Args:
+        threads: CPU threads per process; None: the cores are divided.
+
+    Raises:
+        UpdateFailedError: a process failed; the line is the first that one of them gave.
+    """
+    prefix = (
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launcher.processes}"]
+        if launcher.command is None
+        else shlex.split(launcher.command.format(processes=launcher.processes, nodes=launcher.nodes))
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
+        LAUNCHED: "1",
+        "OMP_NUM_THREADS": str(threads or max(1, cores // launcher.processes)),
+    }
+    last: deque[str] = deque(maxlen=200)
+    with subprocess.Popen(
+        [sys.executable, "-m", "hacpo.pipeline.launching", *prefix, "-m", "stages.update", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        reader = threading.Thread(target=last.extend, args=(process.stderr,), daemon=True)
+        reader.start()
+        try:
+            for line in process.stdout:
+                if line.startswith(_PROGRESS):
+                    done, total, facts = json.loads(line.removeprefix(_PROGRESS))
+                    progress.report(title, done, total, facts)
+            code = process.wait()
+        except BaseException:
+            process.terminate()  # torchrun passes it on to the processes that it started
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            process.kill()
+            raise
+        reader.join(timeout=10)
+    if code:
+        raise _failure(list(last))
+
+
+def _failure(lines: Sequence[str]) -> UpdateFailedError:
+    """The first process's own line; for a crash, what it printed last."""
+    for line in lines:
+        if _ERROR in line:
+            return UpdateFailedError(line.partition(_ERROR)[2].strip())
+    sys.stderr.writelines(lines)
+    return UpdateFailedError(
+        "a process of the update died; above is what they printed last",
+        remedy="look there; one that was killed without a word was probably out of memory",
+    )
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    try:
+        os.execvp(sys.argv[1], sys.argv[1:])
+    except OSError as reason:
+        sys.exit(f"{_ERROR}launcher.command: {sys.argv[1]!r} cannot be started: {reason.strerror}")

@@ -1,0 +1,57 @@
+"""The stages of a run in the order of the pipeline."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hacpo.pipeline.project import Pipeline
+
+if TYPE_CHECKING:
+    from hacpo.pipeline.bookkeeping import Books
+
+
+def stage_groups(pipeline: Pipeline, books: Books, until: int | None = None) -> Iterator[tuple[int, list[Any]]]:
+    """(step, stages that may run side by side), in the order of the pipeline."""
+    own = books.stages(pipeline.folder / "dvc.yaml")
+    last = pipeline.settings.steps if until is None else min(until, pipeline.settings.steps)
+    for stage in own:
+        if stage.name in ("resolve", "prepare"):
+            yield 0, [stage]
+    for step in range(last + 1):
+        stages = books.stages(step_file(pipeline, step))
+        for _, group in itertools.groupby(stages, key=command_of):
+            yield step, list(group)
+    if last == pipeline.settings.steps:
+        for stage in own:
+            if stage.name == "report":
+                yield last, [stage]
+        for stage in books.stages(pipeline.root / "dvc.yaml") if (pipeline.root / "dvc.yaml").is_file() else []:
+            # A stage of the project's own that hangs on this run's report, such as the quickstart's.
+            report = str(pipeline.layout.report.resolve())
+            if stage.cmd.startswith("hacpo ") and any(str(Path(dep.fs_path)).startswith(report) for dep in stage.deps):
+                yield last, [stage]
+
+
+def step_file(pipeline: Pipeline, step: int) -> Path:
+    """A step's dvc.yaml."""
+    return pipeline.folder / "steps" / f"{step:04d}" / "dvc.yaml"
+
+
+def command_of(stage: Any) -> str:
+    """The command's name: stages of one name may run side by side."""
+    return shlex.split(stage.cmd)[1]
+
+
+def agent_of(stage: Any) -> str:
+    """Whose part of the step it is; empty if it is all agents'."""
+    words = shlex.split(stage.cmd)
+    return next((words[at + 1] for at, word in enumerate(words) if word in ("--agent", "--learner")), "")
+
+
+def may_be_pruned(pipeline: Pipeline, step: int, stage: Any) -> bool:
+    """Whether the stage's checkpoint may be missing without anything being undone: not the start, not the result."""
+    return 0 < step < pipeline.settings.steps and command_of(stage) == "update"

@@ -1,0 +1,46 @@
+"""Which of several processes started together this one is, as the environment says."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hacpo.errors import SettingsError
+
+LAUNCHED = "HACPO_LAUNCHED"
+"""Set by a stage for the processes that it starts."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among those started together."""
+
+    rank: int
+    local_rank: int
+    size: int
+
+
+def place() -> Place | None:
+    """What torchrun, or whoever started this process, says; None for a process started alone.
+
+    Raises:
+        SettingsError: it is no number.
+    """
+    found = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    if found["RANK"] is None or found["WORLD_SIZE"] is None:
+        return None
+    try:
+        return Place(*(int(found[name] or 0) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+    except ValueError:
+        raise SettingsError("RANK, LOCAL_RANK and WORLD_SIZE must be numbers", found=found) from None
+
+
+def leads() -> bool:
+    """Whether this process locks and writes: the only one, or the first."""
+    here = place()
+    return here is None or here.rank == 0
+
+
+def launched() -> bool:
+    """Whether a stage started this process: that one holds the lock."""
+    return LAUNCHED in os.environ

@@ -1,0 +1,47 @@
+"""Which running vLLM server samples for which agent: `servers.yaml` beside params.yaml, agent -> URL.
+
+Where a server listens says nothing about what it samples, so it is no setting: a server that moves to another port or
+machine re-runs nothing. What a server must hold and how it must sample is settings, and checked before it is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hacpo.errors import SettingsError
+
+NAME = "servers.yaml"
+
+
+def server_url(folder: Path, agent: str) -> str:
+    """The URL of an agent's server, without a slash at its end.
+
+    Args:
+        folder: the pipeline's folder.
+
+    Raises:
+        SettingsError: `servers.yaml` is missing, names no server for the agent, or something that is no URL.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    path = folder / NAME
+    remedy = f"start `hacpo serve {folder} --agent {agent}` and write the line that it prints into {path}"
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(
+            "engine.name is vllm_server, and no file says where the servers are", where=path, remedy=remedy
+        ) from None
+    except (YAMLError, UnicodeDecodeError):
+        raise SettingsError("not valid YAML", where=path, expected=f"lines such as `{agent}: http://...`") from None
+    if not isinstance(content, dict) or agent not in content:
+        raise SettingsError(f"names no server for agent {agent!r}", where=path, remedy=remedy)
+    url = content[agent]
+    parts = urlsplit(url) if isinstance(url, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
+        raise SettingsError(
+            "is no URL of a server", where=f"{path}: {agent}", expected="http://host:port", found=repr(url)
+        )
+    return str(url).rstrip("/")

@@ -1,0 +1,51 @@
+"""estimate: what a run will need, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+
+
+def estimate(
+    pipelines: Annotated[list[Path], typer.Argument(help="Pipeline folders; several are compared.")],
+    hardware: Annotated[
+        str | None,
+        typer.Option("--hardware", help="Entry of the throughput table (default: cpu, or h100 for a GPU)."),
+    ] = None,
+    throughput: Annotated[
+        Path | None, typer.Option("--throughput", help="YAML file laid over the shipped throughput table.")
+    ] = None,
+    mean_response: Annotated[
+        float | None,
+        typer.Option("--mean-response-tokens", min=1, help="Mean response, instead of what is measured or assumed."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+) -> None:
+    """Print rollouts, tokens, memory, disk and time that runs will need. Nothing is loaded or written."""
+    from hacpo.estimate import view
+    from hacpo.estimate.run import default_hardware
+    from hacpo.estimate.run import estimate as estimate_run
+    from hacpo.estimate.throughput import choose, load
+    from hacpo.inspect.plain import open_console, print_json
+    from hacpo.pipeline.project import Pipeline
+
+    opened = [Pipeline.open(folder) for folder in pipelines]
+    table = load(throughput)
+    found = []
+    for pipeline in opened:
+        name = hardware or default_hardware(pipeline.settings)
+        found.append(estimate_run(pipeline, name, choose(table, name), mean_response=mean_response))
+    if as_json:
+        print_json({"pipelines": [view.as_json(one) for one in found]})
+    elif len(found) == 1:
+        view.print_run(open_console(), found[0])
+    else:
+        view.print_comparison(open_console(), found)
+
+
+if __name__ == "__main__":
+    main_of(estimate)

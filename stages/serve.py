@@ -1,0 +1,66 @@
+"""serve: one agent's vLLM server, for runs whose engine is vllm_server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import AgentOption, PipelineFolder
+
+
+def serve(
+    pipeline: PipelineFolder,
+    agent: AgentOption,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            help="Address to listen on. Whoever reaches it can make the server load any folder and run its worker's "
+            "methods: leave it at this machine unless the network is yours.",
+        ),
+    ] = "127.0.0.1",
+) -> None:
+    """Start a vLLM server on an agent's newest checkpoint, until Ctrl-C. The run gives it new weights itself."""
+    import signal
+    import socket
+
+    from hacpo.engines.refusals import check_vllm, this_machine
+    from hacpo.engines.vllm import environment
+    from hacpo.errors import ModelError, SettingsError
+    from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.serving import check_port, newest_checkpoint, running, server_command
+    from hacpo.servers import NAME
+    from hacpo.weights import whole_model
+
+    opened = Pipeline.open(pipeline)
+    settings = opened.settings.engine
+    if agent not in opened.settings.agents:
+        known = ", ".join(opened.settings.agents)
+        raise SettingsError(f"no agent {agent!r} in params.yaml", where=pipeline, expected=f"one of {known}")
+    step, folder = newest_checkpoint(opened, agent)
+    check_vllm(whole_model(folder), settings, this_machine())
+    check_port(host, port)
+    everywhere = host in ("0.0.0.0", "::")
+    url = f"http://{'127.0.0.1' if everywhere else f'[{host}]' if ':' in host else host}:{port}"
+    named = f"http://{socket.gethostname()}:{port}" if everywhere else url
+    variables = {"VLLM_SERVER_DEV_MODE": "1", **environment(settings)}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    print(f"{agent} at step {step}: starting a vLLM server on {folder}", flush=True)
+    try:
+        with running(server_command(folder, agent, settings, host, port), variables, url, folder) as process:
+            print(f"{agent}: {named} is ready; Ctrl-C ends it", flush=True)
+            print(f"in {opened.folder / NAME}:    {agent}: {named}", flush=True)
+            if settings.name != "vllm_server":
+                print(f"in {opened.folder / 'params.yaml'}:    engine: {{name: vllm_server}}", flush=True)
+            code = process.wait()
+    except KeyboardInterrupt:
+        print(f"{agent}: the server has ended", flush=True)
+        return
+    raise ModelError(f"the vLLM server ended by itself, with exit code {code}", where=folder)
+
+
+if __name__ == "__main__":
+    main_of(serve)

@@ -1,0 +1,288 @@
+"""A vLLM server as its client sees it, without vLLM: what is asked, what is refused and how.
+
+tests/test_vllm_pipeline.py talks to a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import PARAMS, Cli
+from hacpo.config import EngineSettings
+from hacpo.engines import vllm_server
+from hacpo.engines.base import SamplingParameters, SamplingRequest
+from hacpo.engines.vllm_server import VllmServer
+from hacpo.errors import DataError, ModelError, SettingsError
+from hacpo.servers import server_url
+
+EOS = [1]
+SETTINGS = EngineSettings(name="vllm_server", batch_size=3)
+PARAMETERS = SamplingParameters(0.7, 50, 0.9, 20, ("\n\n",))
+
+
+class Stub:
+    """As much of vLLM's server as the client talks to. It answers a prompt with its first token, and EOS."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.models = ["ada"]
+        self.key: str | None = None
+        self.facts: dict[str, Any] = {
+            "ticket": "",
+            "dtype": "float32",
+            "logprobs_mode": "processed_logprobs",
+            "longest": 64,
+            "copies": 1,
+            "finds": True,
+        }
+        self.answers: dict[str, tuple[int, Any]] = {}
+        """Path -> status and content that are sent whatever is asked."""
+        self.drop = 0
+        """Completions whose connection is cut."""
+        self.taken_over = False
+        """Whether somebody else loads weights during the first completion."""
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.at_once = self.most_at_once = 0
+        self.lock = threading.Lock()
+
+    def answer(self, path: str, body: dict[str, Any], key: str) -> tuple[int, Any]:
+        if self.key is not None and path.startswith("/v1") and key != f"Bearer {self.key}":
+            return 401, {"error": "Unauthorized"}
+        if path in self.answers:
+            return self.answers[path]
+        if path == "/v1/models":
+            return 200, {"data": [{"id": name} for name in self.models]}
+        if path == "/reset_prefix_cache":
+            return 200, {"success": True}
+        if path == "/collective_rpc" and body["method"] == "hacpo_facts":
+            return 200, {"results": [self.facts]}
+        if path == "/collective_rpc":
+            self.facts["ticket"] = body["args"][1]
+            return 200, {"results": [None]}
+        if self.taken_over:
+            self.facts["ticket"] = "somebody else's"
+        time.sleep(0.02)
+        token_ids = [body["prompt"][0], *EOS]
+        logprobs = {"token_logprobs": [-0.10000000149011612, -9999.0]}
+        return 200, {"choices": [{"token_ids": token_ids, "logprobs": logprobs, "finish_reason": "stop"}]}
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """A server on this machine; `stub.url` is where."""
+    monkeypatch.delenv(vllm_server.KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # must not be asked
+    state = Stub()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+            with state.lock:
+                state.asked.append((self.path, body))
+                dropped = self.path == vllm_server.COMPLETIONS and state.drop > 0
+                state.drop -= dropped
+                state.at_once += 1
+                state.most_at_once = max(state.most_at_once, state.at_once)
+            if dropped:
+                self.close_connection = True
+                status, content = 0, None
+            else:
+                status, content = state.answer(self.path, body, self.headers.get("Authorization", ""))
+            with state.lock:
+                state.at_once -= 1
+            if status:
+                sent = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(sent)))
+                self.end_headers()
+                self.wfile.write(sent)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield state
+        server.shutdown()
+
+
+def connect(stub: Stub, settings: EngineSettings = SETTINGS) -> VllmServer:
+    return VllmServer(stub.url, "ada", Path("models/ada"), settings, eos_token_ids=EOS)
+
+
+def test_everything_that_says_how_to_sample_is_sent(stub: Stub) -> None:
+    server = connect(stub)
+    done: list[tuple[int, int]] = []
+    requests = [SamplingRequest([10 + number] * (number + 1), seed=number) for number in range(20)]
+    responses = server.sample(requests, PARAMETERS, lambda *progress: done.append(progress))
+
+    assert [response.token_ids for response in responses] == [[10 + number, 1] for number in range(20)]  # in order
+    assert responses[0].logprobs.tolist() == [np.float32(-0.1), np.float32(-9999.0)]  # to the bit
+    assert responses[0].finish_reason == "stop"
+    assert done == [(number, 20) for number in range(1, 21)]
+    assert 2 <= stub.most_at_once <= SETTINGS.batch_size
+    bodies = {body["seed"]: body for path, body in stub.asked if path == vllm_server.COMPLETIONS}
+    assert bodies[19] == {
+        "model": "ada",
+        "prompt": [29] * 20,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "max_tokens": 44,  # of the server's 64 tokens the prompt takes 20; 50 were asked for
+        "seed": 19,
+        "stop": ["\n\n"],
+        "stop_token_ids": [1],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+    assert bodies[0]["max_tokens"] == 50
+
+
+def test_a_folder_is_loaded_and_old_prefixes_are_forgotten(stub: Stub) -> None:
+    server = connect(stub)
+    server.load(Path("models/bo"))
+    loads = [body["args"] for _, body in stub.asked if body.get("method") == "hacpo_load"]
+    assert [args[0] for args in loads] == [str(Path(f"models/{name}").resolve()) for name in ("ada", "bo")]
+    assert loads[0][1] != loads[1][1]
+    assert [path for path, _ in stub.asked].count("/reset_prefix_cache") == 2
+
+
+def test_every_copy_is_probed(stub: Stub) -> None:
+    stub.facts["copies"] = 2
+    stub.answers[vllm_server.COMPLETIONS] = (
+        200,
+        {"choices": [{"prompt_logprobs": [None, {"7": {"logprob": -1.5}}, {"8": {"logprob": -2.5}, "9": {}}]}]},
+    )
+    settings = SETTINGS.model_copy(update={"vllm": SETTINGS.vllm.model_copy(update={"data_parallel": 2})})
+    found = connect(stub, settings).probe([6, 7, 8])
+    assert [each.tolist() for each in found] == [[-1.5, -2.5], [-1.5, -2.5]]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"models": ["bo"]}, "the vLLM server serves bo. Name the server of ada in servers.yaml"),
+        ({"key": "secret"}, "the vLLM server wants a key. Set VLLM_API_KEY"),
+        ({"answers": {"/collective_rpc": (404, {})}}, "has no /collective_rpc: vLLM's development mode is off"),
+        (
+            {"answers": {"/collective_rpc": (500, {"error": "'Worker' object has no attribute 'hacpo_facts'"})}},
+            "was started without hacpo's worker extension. Restart `hacpo serve` for ada",
+        ),
+        ({"answers": {"/reset_prefix_cache": (200, {"success": False})}}, "is at work for somebody else"),
+        ({"answers": {"/v1/models": (500, {"error": "out of\nmemory"})}}, "answers /v1/models with 500"),
+        ({"finds": False}, "does not find weights in"),
+        ({"logprobs_mode": "raw_logprobs"}, "with logprobs_mode raw_logprobs, and the run wants processed_logprobs"),
+        ({"dtype": "bfloat16"}, "was started with dtype bfloat16, and the run wants float32"),
+        ({"copies": 4}, "was started with copies 4, and the run wants 1"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_one_line(stub: Stub, change: dict[str, Any], says: str) -> None:
+    for name, value in change.items():
+        if name in stub.facts:
+            stub.facts[name] = value
+        else:
+            setattr(stub, name, value)
+    with pytest.raises(ModelError) as refused:
+        connect(stub)
+    assert says in str(refused.value)
+    assert str(refused.value).startswith(f"{stub.url}: the vLLM server ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_length_that_the_run_names_must_be_the_servers(stub: Stub) -> None:
+    settings = SETTINGS.model_copy(update={"vllm": SETTINGS.vllm.model_copy(update={"max_model_len": 32})})
+    with pytest.raises(ModelError, match="was started with longest 64, and the run wants 32"):
+        connect(stub, settings)
+
+
+def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub.key = "secret"
+    monkeypatch.setenv(vllm_server.KEY_VARIABLE, "secret")
+    assert connect(stub).longest == 64
+
+
+def test_responses_of_weights_that_somebody_else_loaded_do_not_count(stub: Stub) -> None:
+    server = connect(stub)
+    stub.taken_over = True
+    with pytest.raises(ModelError, match="given other weights while it was sampled from"):
+        server.sample([SamplingRequest([5], 0)], PARAMETERS)
+
+
+def test_a_cut_connection_is_tried_again_but_not_for_ever(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = connect(stub)
+    monkeypatch.setattr(vllm_server, "ATTEMPTS", 2)
+    stub.drop = 1
+    assert server.sample([SamplingRequest([5], 0)], PARAMETERS)[0].token_ids == [5, 1]
+    stub.drop = 2
+    with pytest.raises(ModelError, match="cannot be reached"):
+        server.sample([SamplingRequest([5], 0)], PARAMETERS)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(stub: Stub) -> None:
+    with pytest.raises(DataError, match="a prompt of 64 tokens leaves no room for a response"):
+        connect(stub).sample([SamplingRequest([5] * 64, 0)], PARAMETERS)
+
+
+def test_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "ATTEMPTS", 1)
+    with pytest.raises(
+        ModelError, match=r"127.0.0.1:9: the vLLM server cannot be reached .* `hacpo serve` for agent ada"
+    ):
+        VllmServer("http://127.0.0.1:9", "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "no file says where the servers are"),
+        ("bo: http://127.0.0.1:8000", "names no server for agent 'ada'"),
+        ("ada: 127.0.0.1:8000", "is no URL of a server (expected http://host:port, found '127.0.0.1:8000')"),
+        ("ada: [8000]", "is no URL"),
+        ("ada: {", "not valid YAML"),
+        ("- ada", "names no server"),
+    ],
+)
+def test_where_servers_are_is_a_file_beside_the_settings(tmp_path: Path, content: str | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "servers.yaml").write_text(content)
+    with pytest.raises(SettingsError) as refused:
+        server_url(tmp_path, "ada")
+    assert says in str(refused.value)
+    assert str(tmp_path / "servers.yaml") in str(refused.value)
+
+
+def test_a_url(tmp_path: Path) -> None:
+    (tmp_path / "servers.yaml").write_text("ada: https://node-3:8000/\n")
+    assert server_url(tmp_path, "ada") == "https://node-3:8000"
+
+
+def test_a_run_whose_servers_are_nowhere_is_refused_before_the_weights_are_read(project: Path, cli: Cli) -> None:
+    params = Path("pipelines/small/params.yaml")
+    params.write_text(PARAMS.replace("engine: {device", "engine: {name: vllm_server, device"))
+    for command in (("resolve",), ("prepare",), ("warmup", "--agent", "ada")):
+        assert cli(command[0], "pipelines/small", *command[1:]).code == 0
+    refused = cli("generate", "pipelines/small", "--step", 1, "--agent", "ada")
+    assert refused.code == 2
+    assert "start `hacpo serve pipelines/small --agent ada`" in refused.error.replace("Start", "start")
+
+
+def test_serve_says_what_is_missing(project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no agent 'cy'" in cli("serve", "pipelines/small", "--agent", "cy").error
+    missing = cli("serve", "pipelines/small", "--agent", "ada")
+    assert (missing.code, "run `hacpo warmup pipelines/small --agent ada`" in missing.error.lower()) == (3, True)

@@ -1,0 +1,465 @@
+"""`hacpo estimate`: numbers by hand, numbers against a finished run, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from conftest import PARAMS, ROOT, Cli, environment
+from hacpo import settings as settings_of
+from hacpo.config import AdapterSettings, LauncherSettings, RetentionSettings, TinySettings, WarmupSettings
+from hacpo.errors import SettingsError
+from hacpo.estimate import disk, memory, shapes, throughput, timing
+from hacpo.estimate.known_models import KNOWN_MODELS
+from hacpo.estimate.lengths import Lengths
+from hacpo.estimate.shapes import ModelShape, from_config, from_tiny
+from hacpo.estimate.workload import workload
+
+RUN = "pipelines/small"
+
+
+def estimated(cli: Cli, *arguments: object) -> Any:
+    """The only pipeline's estimate as JSON."""
+    result = cli("estimate", *arguments, "--json")
+    assert result.code == 0, result.err
+    (found,) = json.loads(result.out)["pipelines"]
+    return found
+
+
+# --- shapes
+# ------------------------------------------------------------------------------------------------------------
+
+# What the model cards state: all parameters, and those beside the embeddings (tied ones count once), in billions; and
+# the exact sums where hub pages print them.
+PUBLISHED = {
+    "Qwen/Qwen3-0.6B": (0.6, 0.44, 596_049_920),
+    "Qwen/Qwen3-1.7B-Base": (1.7, 1.4, 1_720_574_976),
+    "Qwen/Qwen3-4B-Base": (4.0, 3.6, 4_022_468_096),
+    "Qwen/Qwen3-4B-Instruct-2507": (4.0, 3.6, 4_022_468_096),
+    "Qwen/Qwen3-8B-Base": (8.2, 6.95, 8_190_735_360),
+    "meta-llama/Llama-3.2-1B-Instruct": (1.23, 0.97, 1_235_814_400),
+    "meta-llama/Llama-3.2-3B-Instruct": (3.21, 2.8, 3_212_749_824),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_the_published_ones(name: str) -> None:
+    shape = KNOWN_MODELS[name]
+    billions, beside, exact = PUBLISHED[name]
+    assert shape.parameters == exact
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.02)
+    assert (shape.parameters - shape.embedding * (1 if shape.tied else 2)) / 1e9 == pytest.approx(beside, rel=0.02)
+
+
+def transformers_config(shape: ModelShape) -> Any:
+    from transformers import LlamaConfig, Qwen3Config
+
+    kind = {"qwen3": Qwen3Config, "llama": LlamaConfig}[shape.architecture]
+    return kind(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=shape.context,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    shape = KNOWN_MODELS[name]
+    config = transformers_config(shape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert model.num_parameters() == shape.parameters
+    assert from_config(config.to_dict(), where="config") == shape
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gpt_neox"])
+@pytest.mark.parametrize("vocabulary", ["characters", "numbers_words", "digits_words"])
+def test_parameters_of_an_agent_made_from_scratch(architecture: str, vocabulary: str, tmp_path: Path) -> None:
+    from hacpo.engines.tiny import build_model, build_tokenizer
+
+    tiny = TinySettings(
+        architecture=architecture,
+        layers=2,
+        hidden=48,
+        heads=2,
+        vocabulary=vocabulary,
+        warmup=WarmupSettings(steps=1),
+    )
+    model = build_model(tiny, build_tokenizer(tiny), seed=0)
+    shape = from_tiny(tiny)
+    assert shape.parameters == model.num_parameters()
+    model.save_pretrained(str(tmp_path))
+    read = shapes.from_folder(tmp_path)
+    assert read.stored == read.parameters == shape.parameters
+    assert (read.vocabulary, read.context, read.tied) == (shape.vocabulary, tiny.context, True)
+
+
+def test_an_adapter_trains_two_thin_matrices_beside_each_map() -> None:
+    # One layer: queries 64 -> 128, keys and values 64 -> 64, output 128 -> 64, gate and up 64 -> 256, down 256 -> 64.
+    shape = ModelShape("qwen3", 3, 64, 4, 2, 32, 256, 1000, tied=True)
+    # 3 layers x rank 8 x (192 + 128 + 128 + 192 + 320 + 320 + 320)
+    assert shape.trained(AdapterSettings(rank=8)) == 3 * 8 * 1600
+    assert shape.trained(AdapterSettings(rank=4, targets=["q_proj", "v_proj"])) == 3 * 4 * (192 + 128)
+    assert shape.trained(None) == shape.parameters
+
+
+def test_a_head_that_is_stored_twice_counts_once(tmp_path: Path, models: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / "config.json").write_text((models / "ada" / "config.json").read_text())
+    tensors = load_file(models / "ada" / "model.safetensors")
+    save_file(
+        {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors"
+    )
+    assert shapes.from_folder(tmp_path).parameters == shapes.from_folder(models / "ada").parameters
+
+
+# --- memory
+# ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_chunk_of_logits_is_the_engines() -> None:
+    from hacpo.engines.head import CHUNK_LOGITS
+
+    assert memory.CHUNK_LOGITS == CHUNK_LOGITS
+
+
+def kept_for_backward(shape: ModelShape, dtype: str, layers: int, rows: int, length: int) -> int:
+    """Bytes that PyTorch keeps between forward and backward pass, weights aside."""
+    import dataclasses
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from hacpo.engines.logprobs import collate, token_logprobs
+
+    config = transformers_config(dataclasses.replace(shape, layers=layers))
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+    sequences = [([1, 2, 3], [4] * (length - 3 - row)) for row in range(rows)]
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        token_logprobs(model, collate(sequences, 0, torch.device("cpu")), 1.0)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_activations_of_a_layer_are_what_pytorch_keeps(architecture: str, dtype: memory.Dtype) -> None:
+    rows, length = 2, 64
+    for hidden, heads, kv_heads, head_dim, intermediate in ((64, 4, 2, 32, 256), (96, 6, 3, 16, 200)):
+        shape = ModelShape(architecture, 1, hidden, heads, kv_heads, head_dim, intermediate, 500, True, 128)
+        one, three = (kept_for_backward(shape, dtype, layers, rows, length) for layers in (1, 3))
+        assert (three - one) / 2 == rows * length * memory.activations_per_token(shape, dtype, length)
+
+
+def test_memory_of_training_by_hand() -> None:
+    shape = KNOWN_MODELS["Qwen/Qwen3-4B-Base"]
+    parts = memory.training_parts(
+        shape,
+        memory.padded(32, 5_000, 20_480),
+        dtype="bfloat16",
+        shards=8,
+        wrapped=True,
+        trained=shape.parameters,
+        checkpointing=True,
+        initial_policy=True,
+    )
+    found = {part.name: part.bytes for part in parts}
+    n = 4_022_468_096
+    assert found["weights, float32"] == found["gradients, float32"] == 4 * n / 8
+    assert found["AdamW's two moments"] == n
+    assert found["initial policy"] == 2 * n
+    # 4 sequences of 5,000 tokens fit into 20,480. Each layer's input: 36 x 2,560 numbers of 2 bytes a token. One layer:
+    # norms 2 x 2,560 x (4 + 2 x 2), queries and keys (4,096 + 1,024) x (4 + 2), attention 4 x 4,096 x 2, MLP 4 x 9,728
+    # x 2, mask 2 x 5,000, statistics 4 x (2 + 32 + 32 + 8). The last norm: 2,560 x (4 + 2 x 2).
+    a_layer = 40_960 + 30_720 + 32_768 + 77_824 + 10_000 + 296
+    assert found["activations"] == 20_000 * (36 * 2_560 * 2 + a_layer + 20_480)
+    # With an adapter only its matrices have gradients and moments; the rest is held once, in bfloat16.
+    lora = memory.training_parts(
+        shape,
+        memory.padded(1, 5_000, None),
+        dtype="bfloat16",
+        shards=1,
+        wrapped=True,
+        trained=1_000_000,
+        checkpointing=True,
+        initial_policy=False,
+    )
+    assert {part.name: part.bytes for part in lora}["frozen weights"] == 2 * (n - 1_000_000)
+    assert {part.name: part.bytes for part in lora}["AdamW's two moments"] == 8_000_000
+
+
+def test_the_cache_of_a_token_by_hand() -> None:
+    # Keys and values of 36 layers x 8 heads x 128 numbers of 2 bytes.
+    assert memory.cache_per_token(KNOWN_MODELS["Qwen/Qwen3-4B-Base"], "bfloat16") == 2 * 36 * 8 * 128 * 2
+
+
+# --- work
+# --------------------------------------------------------------------------------------------------------------
+
+
+def paper(recipe: str) -> settings_of.Settings:
+    """The paper's scale: 58 steps of 128 prompts x 8 responses, mini-batches of 64 prompts, two agents."""
+    tree = settings_of.read_params(ROOT / "pipelines" / "quickstart" / "params.yaml")
+    tree["algorithm"] = {"recipe": recipe}
+    tree["steps"], tree["batch"] = 58, {"prompts": 128, "minibatch_prompts": 64}
+    return settings_of.resolve(tree)
+
+
+def test_hacpo_costs_half_the_rollouts_of_gspo_x2() -> None:
+    lengths = Lengths(most_prompt=200, most_response=4_096, prompt=100.0, response=1_000.0)
+    works = {
+        recipe: workload(paper(recipe), dict.fromkeys(("ada", "bo"), lengths), {"ada": {}, "bo": {}}, evaluations=0)
+        for recipe in ("hacpo", "gspo", "gspo_x2")
+    }
+    # 58 steps x 2 agents x 128 prompts x 8 responses, and 16 for gspo_x2.
+    assert {recipe: work.rollouts() for recipe, work in works.items()} == {
+        "hacpo": 118_784,
+        "gspo": 118_784,
+        "gspo_x2": 237_568,
+    }
+    # Both learn from 16 responses a prompt: one's own 8 and the other's, or one's own 16.
+    assert works["hacpo"].learned() == works["gspo_x2"].learned() == 2 * works["gspo"].learned() == 237_568
+    assert works["hacpo"].learned_tokens() == works["gspo_x2"].learned_tokens() == 237_568 * 1_100
+    assert works["gspo_x2"].sampled_tokens() == 2 * works["hacpo"].sampled_tokens() == 237_568 * 1_000
+    assert [works[recipe].agents["ada"].updates for recipe in ("hacpo", "gspo", "gspo_x2")] == [4, 2, 4]
+
+
+def test_a_comparison_shows_it(cli: Cli, project: Path) -> None:
+    for recipe in ("gspo", "gspo_x2"):
+        folder = Path("pipelines") / recipe
+        folder.mkdir()
+        (folder / "params.yaml").write_text(PARAMS.replace("recipe: hacpo", f"recipe: {recipe}"))
+    result = cli("estimate", RUN, "pipelines/gspo", "pipelines/gspo_x2")
+    assert result.code == 0, result.err
+    found = {line.split()[0]: line.split()[1:3] for line in result.out.splitlines()[1:4]}
+    # 2 steps x 2 agents x 8 prompts x 4 responses
+    assert found == {"small": ["128", "1"], "gspo": ["128", "1"], "gspo_x2": ["256", "2"]}
+    assert max(len(line) for line in result.out.splitlines()) <= 100
+
+
+# --- disk and time
+# -----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_by_hand() -> None:
+    shape = KNOWN_MODELS["Qwen/Qwen3-4B-Base"]
+    n = 4_022_468_096
+    whole = disk.checkpoint_of(shape, n, 2)
+    # bfloat16 weights; two float32 moments and the float32 masters.
+    assert (whole.weights, whole.optimizer) == (2 * n, 12 * n)
+    assert disk.checkpoint_of(shape, n, 4).optimizer == 8 * n
+    adapter = disk.checkpoint_of(shape, 1_000_000, 2)
+    assert (adapter.weights, adapter.optimizer) == (2_000_000, 12_000_000)
+    assert adapter.start == whole.start > 2 * n
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ({}, 20),
+        ({"keep_last": 2}, 2),
+        ({"keep_every": 5}, 4),  # 5, 10, 15, 20
+        ({"keep_last": 2, "keep_every": 5}, 5),  # and 19
+        ({"keep_last": 1, "keep_best": "heldout"}, 2),
+    ],
+)
+def test_checkpoints_that_retention_leaves_of_twenty(rule: dict[str, Any], kept: int) -> None:
+    assert disk.kept_after(RetentionSettings(**rule), 20) == kept
+
+
+def test_flops_by_hand() -> None:
+    shape = KNOWN_MODELS["Qwen/Qwen3-8B-Base"]
+    # The embeddings are looked up, not multiplied; attention: 36 layers x 4,096 x 2 FLOPs x 1,000 tokens.
+    assert timing.forward_flops(shape, 1_000) == 2 * (8_190_735_360 - 151_936 * 4_096) + 36 * 4_096 * 2 * 1_000
+
+
+def test_seconds_follow_the_users_table(cli: Cli, project: Path) -> None:
+    table = Path("mine.yaml")
+    # 8 prompts x 4 responses, on average 13 tokens as given: 416 tokens sampled, and 832 learned with their prompts.
+    table.write_text(
+        "mine: {source: by hand, peak_tflops: {float32: 1, bfloat16: 1}, bandwidth_gb: 1, disk_gb: 1,\n"
+        "  hash_gb: 1, stage_seconds: 0, verdicts: 64, efficiency: {sampling: 1, scoring: 1, training: 1},\n"
+        "  decode_step_seconds: {transformers: 0, vllm: 0},\n"
+        "  models: {models/ada: {sampling: 208, training: 100}}}\n"
+    )
+    found = estimated(cli, RUN, "--throughput", table, "--hardware", "mine", "--mean-response-tokens", 13)
+    ada = found["agents"]["ada"]
+    assert ada["work"]["step"]["responses"] == 32
+    assert ada["seconds"]["sampling"] == 416 / 208
+    assert ada["seconds"]["update"] == pytest.approx(ada["work"]["learned_tokens"] / 100)
+    assert ada["seconds"]["other"] == 32 / 64
+    assert found["hardware"]["source"] == "by hand"
+    # A key of the user's replaces the shipped one alone.
+    table.write_text("h100: {efficiency: {training: 0.7}}\n")
+    shipped, mine = (throughput.load(path)["h100"] for path in (None, table))
+    assert mine.efficiency.training == 0.7
+    assert mine.model_copy(update={"efficiency": shipped.efficiency}) == shipped
+
+
+def test_more_processes_share_memory_and_time(cli: Cli, project: Path) -> None:
+    params = Path(RUN) / "params.yaml"
+    alone = estimated(cli, RUN)
+    params.write_text(PARAMS + "launcher: {processes: 4}\n")
+    sharded = estimated(cli, RUN)
+    params.write_text(PARAMS + "launcher: {processes: 4, replicas: 4}\n")
+    copied = estimated(cli, RUN)
+
+    def moments(found: Any) -> float:
+        parts = found["agents"]["ada"]["memory_bytes"]["training"]["parts"]
+        return float(next(part["bytes"] for part in parts if part["name"].startswith("AdamW")))
+
+    assert moments(alone) == moments(copied) == 4 * moments(sharded)
+    times = [found["agents"]["ada"]["seconds"]["update"] for found in (alone, sharded, copied)]
+    assert times[0] == pytest.approx(4 * times[1]) == pytest.approx(4 * times[2])
+    assert LauncherSettings(processes=4).world_size == 4
+
+
+# --- against a finished run
+# --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def there(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the finished project, to be read only."""
+    monkeypatch.chdir(finished)
+    return finished
+
+
+def table_rows(name: str) -> pl.DataFrame:
+    return pl.read_parquet(f"artifacts/small/{name}/**/*.parquet", hive_partitioning=False, allow_missing_columns=True)
+
+
+def test_counts_are_those_of_the_finished_run(cli: Cli, there: Path) -> None:
+    found = estimated(cli, RUN)
+    rollouts, answers, pool = table_rows("rollouts"), table_rows("evaluations"), table_rows("pool")
+    totals = found["totals"]
+    assert totals["rollouts"] == len(rollouts) == 128
+    assert totals["answers"] == len(answers)
+    assert totals["learned_responses"] == len(pool)
+    tokens = int(rollouts["token_ids"].list.len().sum()) + int(answers["token_count"].sum())
+    assert totals["sampled_tokens"] == pytest.approx(tokens)  # means are measured on this very run
+    assert totals["most_sampled_tokens"] == 26 * (len(rollouts) + len(answers)) >= tokens
+    assert "measured on 2 finished steps" in " ".join(found["notes"])
+    for name, agent in found["agents"].items():
+        mine = rollouts.filter(agent=name)
+        assert int(mine["prompt_token_ids"].list.len().max()) <= agent["lengths"]["most_prompt"]
+        assert agent["lengths"]["prompt"] == pytest.approx(mine["prompt_token_ids"].list.len().mean())
+
+
+def test_disk_is_near_that_of_the_finished_run(cli: Cli, there: Path) -> None:
+    found = estimated(cli, RUN)["disk_bytes"]
+
+    def there_is(table: str) -> int:
+        return sum(file.stat().st_size for file in Path("artifacts/small", table).rglob("*") if file.is_file())
+
+    # Files of 20 rows here: what a file costs outweighs its rows.
+    for table in ("rollouts", "verdicts", "pool", "advantages", "updates"):
+        assert 2 * found["step"][table] == pytest.approx(there_is(table), rel=0.5), table
+    assert 2 * found["evaluation"] == pytest.approx(there_is("evaluations"), rel=0.5)
+    checkpoints = found["written"] - found["tables"]
+    assert checkpoints == pytest.approx(there_is("checkpoints"), rel=0.1)
+
+
+def test_a_run_that_has_not_begun_is_assumed(cli: Cli, project: Path) -> None:
+    found = estimated(cli, RUN)
+    assert "assumed to be 0.5 of the longest" in " ".join(found["notes"])
+    assert found["agents"]["ada"]["lengths"]["response"] == 13.0
+    assert found["totals"]["measured_seconds"] is None
+    assert estimated(cli, RUN, "--mean-response-tokens", 20)["agents"]["bo"]["lengths"]["response"] == 20.0
+
+
+# --- the command
+# -------------------------------------------------------------------------------------------------------
+
+
+def test_it_writes_nothing_and_fits_a_terminal(cli: Cli, project: Path) -> None:
+    before = sorted(project.rglob("*"))
+    result = cli("estimate", RUN)
+    assert result.code == 0, result.err
+    assert sorted(project.rglob("*")) == before
+    assert max(len(line) for line in result.out.splitlines()) <= 100
+    for word in ("rollouts", "training", "after retention", "time of a step", "assumed"):
+        assert word in result.out
+
+
+def test_it_starts_without_torch(project: Path) -> None:
+    code = (
+        "import sys; from hacpo.pipeline.command_line import run_app; from stages.cli import app;"
+        f"code = run_app(app, ['estimate', {RUN!r}]);"
+        "sys.exit(code or int('torch' in sys.modules or 'transformers' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_shipped_pipeline_can_be_estimated(cli: Cli) -> None:
+    folders = sorted(path.parent for path in (ROOT / "pipelines").rglob("params.yaml"))
+    for folder in folders:
+        result = cli("estimate", folder)
+        assert result.code == 0, result.err
+        assert max(len(line) for line in result.out.splitlines()) <= 100, folder
+    compared = cli("estimate", *folders)
+    assert compared.code == 0, compared.err
+    assert len(compared.out.splitlines()) > len(folders)
+
+
+def test_hub_models_are_known_without_a_network(cli: Cli, project: Path) -> None:
+    params = Path(RUN) / "params.yaml"
+    params.write_text(PARAMS.replace("models/ada", "Qwen/Qwen3-4B-Base"))
+    assert estimated(cli, RUN)["agents"]["ada"]["parameters"] == 4_022_468_096
+    params.write_text(PARAMS.replace("models/ada", "nobody/unheard-of"))
+    assert "agents.ada.model: the shape of nobody/unheard-of is not known" in cli("estimate", RUN).error
+
+
+def test_a_folder_under_the_hubs_name_wins(cli: Cli, project: Path, models: Path) -> None:
+    Path("Qwen").mkdir()
+    Path("Qwen/Qwen3-4B-Base").symlink_to(models / "ada")
+    (Path(RUN) / "params.yaml").write_text(PARAMS.replace("models/ada", "Qwen/Qwen3-4B-Base"))
+    assert estimated(cli, RUN)["agents"]["ada"]["parameters"] < 100_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h100: {bandwidth: 1}", "h100.bandwidth is no key of a throughput table"),
+        ("h100: {bandwidth_gb: 0}", "h100.bandwidth_gb: input should be greater than 0"),
+        ("mine: {source: by hand}", "mine.peak_tflops is missing"),
+        ("- 1", "expected hardware names, each with its numbers"),
+        ("h100: {", "not valid YAML"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=message):
+        throughput.load(path)
+
+
+def test_unknown_hardware_and_missing_files_are_one_line(cli: Cli, project: Path) -> None:
+    assert "did you mean 'h100'?" in cli("estimate", RUN, "--hardware", "h10").error
+    assert "no such file" in cli("estimate", RUN, "--throughput", "none.yaml").error
+    (Path(RUN) / "params.yaml").write_text(PARAMS.replace("models/ada", "models/gone"))
+    assert "models/gone: has no readable config.json" in cli("estimate", RUN).error

@@ -1,0 +1,156 @@
+"""`hacpo update` over several processes, in parts, and in bfloat16: the same numbers, the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import Cli
+
+UPDATE = ["update", "pipelines/small", "--step", 2, "--agent", "ada"]
+TWO = ["--set", "launcher={processes: 2}"]
+SAME = ("loss", "grad_norm", "updates", "own.ratio_mean", "cross.clipped")
+HALVES = "optimizer.micro_batch_size=8"
+"""The fixture's updates see 16 responses: two micro-batches, one for each process."""
+
+
+def bytes_of(out: Path, name: str = "model.safetensors") -> bytes:
+    return (out / "checkpoints/step=0002/agent=ada" / name).read_bytes()
+
+
+def trace_of(out: Path) -> pl.DataFrame:
+    return pl.read_parquet(out / "updates/step=0002/agent=ada/trace.parquet")
+
+
+def metrics_of(out: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((out / "metrics/update/step=0002/ada.json").read_text())
+    return found
+
+
+@pytest.fixture
+def one(finished_copy: Path, cli: Cli, tmp_path: Path) -> Path:
+    assert cli(*UPDATE, "--out", tmp_path / "one", "--set", HALVES).code == 0
+    return tmp_path / "one"
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert {name: metrics_of(one)[name] for name in SAME} == {name: metrics_of(other)[name] for name in SAME}
+    for name in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json", "config.json"):
+        assert bytes_of(one, name) == bytes_of(other, name), name
+    assert trace_of(one).equals(trace_of(other))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_two_processes_equal_one_with_two_accumulation_steps(
+    one: Path, cli: Cli, tmp_path: Path, replicas: int
+) -> None:
+    out = tmp_path / "two"
+    memory = f"optimizer.gradient_checkpointing={'true' if replicas == 1 else 'false'}"
+    result = cli(
+        *UPDATE, "--out", out, *TWO, "--set", f"launcher.replicas={replicas}", "--set", HALVES, "--set", memory
+    )
+    assert result.code == 0, result.err
+    assert "2 processes" in result.out
+    assert_same(one, out)
+
+
+def test_more_processes_than_micro_batches_and_other_recipes(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
+    """Three micro-batches over two processes: one process has nothing to do in the second round."""
+    changes = [
+        *("--set", "optimizer.micro_batch_size=6"),
+        *("--set", "algorithm.importance.reference=self"),
+        *("--set", "algorithm.loss={kl_coef: 0.05, kl_responses: own}"),
+    ]
+    assert cli(*UPDATE, "--out", tmp_path / "one", *changes).code == 0
+    result = cli(*UPDATE, "--out", tmp_path / "two", *changes, *TWO)
+    assert result.code == 0, result.err
+    assert metrics_of(tmp_path / "two")["micro_batches"] == 12
+    one, two = (trace_of(tmp_path / name) for name in ("one", "two"))
+    assert one["rollout_id"].equals(two["rollout_id"])
+    for name in ("learner_logprob", "source_logprob", "ratio", "objective"):
+        # Three gradients added in another order: float32 rounding, grown by AdamW over four updates.
+        assert (one[name] - two[name]).abs().max() < 1e-4, name
+    first = one["update"] == 0
+    assert one.filter(first).equals(two.filter(first))
+
+
+def test_state_of_two_processes_goes_on_in_one(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
+    """Step 1 by two processes and step 2 by one: the bytes of one process throughout."""
+    step_1 = [*UPDATE[:3], 1, *UPDATE[4:], "--set", HALVES]
+    recorded = finished_copy / "artifacts/small/checkpoints/step=0001/agent=ada"
+    assert cli(*step_1, "--out", tmp_path / "one").code == 0
+    assert cli(*step_1, "--out", tmp_path / "two", *TWO).code == 0
+    saved = tmp_path / "two/checkpoints/step=0001/agent=ada"
+    one = tmp_path / "one/checkpoints/step=0001/agent=ada"
+    for name in ("model.safetensors", "trainer/optimizer.safetensors"):
+        assert (saved / name).read_bytes() == (one / name).read_bytes()
+    shutil.rmtree(recorded)
+    shutil.copytree(saved, recorded)
+    assert cli(*UPDATE, "--out", tmp_path / "then-one", "--set", HALVES).code == 0
+    assert cli(*UPDATE, "--out", tmp_path / "then-two", "--set", HALVES, *TWO).code == 0
+    assert_same(tmp_path / "then-one", tmp_path / "then-two")
+
+
+def test_bfloat16_trains_float32_masters(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
+    """A step of 1e-6 is lost in bfloat16 weights of 0.1; masters keep it, and two processes keep the same."""
+    tiny_steps = ["--set", "engine.dtype=bfloat16", "--set", "optimizer.learning_rate=1e-6", "--set", HALVES]
+    start = finished_copy / "artifacts/small/checkpoints/step=0001/agent=ada"
+    shutil.rmtree(start / "trainer")  # of a float32 run
+    assert cli(*UPDATE, "--out", tmp_path / "one", *tiny_steps).code == 0
+    assert cli(*UPDATE, "--out", tmp_path / "two", *tiny_steps, *TWO).code == 0
+    assert_same(tmp_path / "one", tmp_path / "two")
+    folder = tmp_path / "one/checkpoints/step=0002/agent=ada"
+    before, after = load_file(start / "model.safetensors"), load_file(folder / "model.safetensors")
+    state = load_file(folder / "trainer/optimizer.safetensors")
+    for name, tensor in after.items():
+        assert tensor.dtype == torch.bfloat16
+        master = state[f"master.{name}"]
+        assert master.dtype == torch.float32
+        assert torch.equal(master.to(torch.bfloat16), tensor)
+        moved = (master - before[name]).abs().max()
+        assert 1e-6 < moved < 1e-5, name  # four updates of about 1e-6 each
+
+
+def test_the_number_of_processes_must_be_what_the_settings_say(finished_copy: Path, tmp_path: Path) -> None:
+    command = [str(word) for word in UPDATE]
+    environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.update", *command[1:], "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "wrong number of processes (expected 1 (processes x nodes), found 3)" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_error_of_a_process_is_one_line(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
+    state = finished_copy / "artifacts/small/checkpoints/step=0001/agent=ada/trainer/optimizer.safetensors"
+    state.write_bytes(state.read_bytes()[:-100])
+    result = cli(*UPDATE, "--out", tmp_path / "out", *TWO)
+    assert result.code == 1
+    assert "the optimizer state cannot be used" in result.error
+    assert not (tmp_path / "out/checkpoints").exists()
+
+    params = finished_copy / "pipelines/small/params.yaml"
+    params.write_text(params.read_text() + "launcher: {processes: 2, command: 'no-such-launcher {processes}'}\n")
+    result = cli(*UPDATE, "--out", tmp_path / "out")
+    assert result.code == 1
+    assert "'no-such-launcher' cannot be started" in result.error
+
+
+def test_several_nodes_need_a_command(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
+    result = cli(*UPDATE, "--out", tmp_path / "out", "--set", "launcher={nodes: 2, processes: 8}")
+    assert result.code == 2
+    assert "several nodes need `command`" in result.error
