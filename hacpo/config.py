@@ -493,8 +493,8 @@ class EngineSettings(Section):
     )
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = knob(
         "auto",
-        doc="Attention of the training stack. `auto`: what transformers chooses, PyTorch's SDPA where the model has it; "
-        "`flash_attention_2` needs its package, a GPU and bfloat16.",
+        doc="Attention of the training stack. `auto`: what transformers chooses, PyTorch's SDPA where the model has "
+        "it; `flash_attention_2` needs its package, a GPU and bfloat16.",
     )
     batch_size: int = knob(256, doc="Most responses sampled or rescored together.", unit="responses", ge=1)
     batch_tokens: int | None = knob(
@@ -634,7 +634,8 @@ class OptimizerSettings(Section):
         ge=1,
     )
     gradient_checkpointing: bool = knob(
-        False, doc="Keep only every layer's input for the backward pass and compute the rest again: less memory, same bits."
+        False,
+        doc="Keep only every layer's input for the backward pass and compute the rest again: less memory, same bits.",
     )
 
 

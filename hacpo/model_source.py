@@ -32,10 +32,18 @@ def hub_repository(model: str | None, root: Path) -> str | None:
         model: `agents.<name>.model`; None where the agent is made from scratch.
         root: the project's root, which folders are relative to.
     """
-    if model is None or not _REPOSITORY.fullmatch(model) or (root / model).exists():
+    if model is None or not _REPOSITORY.fullmatch(model):
         return None
     owner = model.partition("/")[0]
     return None if owner in _FOLDERS or (root / owner).is_dir() else model
+
+
+def missing_folder(model: str, root: Path) -> str:
+    """What to say of a `model` that is a folder and not there."""
+    owner = model.partition("/")[0]
+    if _REPOSITORY.fullmatch(model) and owner not in _FOLDERS and (root / owner).is_dir():
+        return f"the model folder is missing, and the hub is not asked because there is a folder {owner!r} here"
+    return "the model folder is missing"
 
 
 def write_started_from(folder: Path, repository: str, commit: str) -> None:

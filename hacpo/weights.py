@@ -7,8 +7,8 @@ reads it, and `ADAPTER_BASE`, which says which folder holds the base and what it
 from __future__ import annotations
 
 import hashlib
-import re
 import json
+import re
 from pathlib import Path
 from typing import Any
 

@@ -11,7 +11,9 @@ from hacpo.pipeline.command_line import main_of
 
 
 def estimate(
-    pipelines: Annotated[list[Path], typer.Argument(help="Pipeline folders; several are compared.")],
+    pipelines: Annotated[
+        list[Path], typer.Argument(help="Pipeline folders, or folders of them; several runs are compared.")
+    ],
     hardware: Annotated[
         str | None,
         typer.Option("--hardware", help="Entry of the throughput table (default: cpu, or h100 for a GPU)."),
@@ -33,7 +35,7 @@ def estimate(
     from hacpo.inspect.plain import open_console, print_json
     from hacpo.pipeline.project import Pipeline
 
-    opened = [Pipeline.open(folder) for folder in pipelines]
+    opened = [Pipeline.open(folder) for named in pipelines for folder in _runs(named)]
     table = load(throughput)
     found = []
     for pipeline in opened:
@@ -45,6 +47,12 @@ def estimate(
         view.print_run(open_console(), found[0])
     else:
         view.print_comparison(open_console(), found)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folder itself if it is a run's or holds none, else the runs below it."""
+    below = [] if (folder / "params.yaml").is_file() else sorted(path.parent for path in folder.rglob("params.yaml"))
+    return below or [folder]
 
 
 if __name__ == "__main__":

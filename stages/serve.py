@@ -47,7 +47,7 @@ def serve(
     url = f"http://{'127.0.0.1' if everywhere else f'[{host}]' if ':' in host else host}:{port}"
     named = f"http://{socket.gethostname()}:{port}" if everywhere else url
     variables = {"VLLM_SERVER_DEV_MODE": "1", **environment(settings)}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     print(f"{agent} at step {step}: starting a vLLM server on {folder}", flush=True)
     try:
         with running(server_command(folder, agent, settings, host, port), variables, url, folder) as process:
@@ -59,6 +59,8 @@ def serve(
     except KeyboardInterrupt:
         print(f"{agent}: the server has ended", flush=True)
         return
+    finally:
+        signal.signal(signal.SIGTERM, before)
     raise ModelError(f"the vLLM server ended by itself, with exit code {code}", where=folder)
 
 

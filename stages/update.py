@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -12,6 +14,7 @@ from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
 from hacpo.pipeline.stage import Stage, open_stage
 from hacpo.processes import place
+from hacpo.updates import Row
 
 
 def update(
@@ -25,7 +28,6 @@ def update(
 ) -> None:
     """Write updates/step=<step>/agent=<name>/trace.parquet and checkpoints/step=<step>/agent=<name>."""
     from hacpo import schema
-    from hacpo.rollouts import first_problems, training_rows
 
     with open_stage(
         "update",
@@ -45,38 +47,14 @@ def update(
             return
         import torch
 
-        from hacpo.engines.adapter import settle_adapter
         from hacpo.engines.checkpoint import load_model, policy_hash, resolve_device, save_model
         from hacpo.engines.loading import open_to_train
         from hacpo.engines.trainer import Trainer
         from hacpo.engines.world import joined
-        from hacpo.seeds import derive_seed
         from hacpo.updates import plan_updates, shuffle_seed
 
         loss = settings.algorithm.loss
-        sampler_cap = loss.sampler_correction_cap if loss.sampler_correction == "truncated" else None
-        pool = stage.read(stage.inputs.pool(step, agent), schema.POOL, "pool", step=step, learner=agent)
-        advantages = stage.read(
-            stage.inputs.advantages(step, agent),
-            schema.ADVANTAGES,
-            "advantage",
-            columns=["rollout_id", "effective_advantage"],
-            step=step,
-            learner=agent,
-        )
-        own = stage.read(
-            stage.inputs.rollouts(step, agent),
-            schema.ROLLOUTS,
-            "generate",
-            columns=["rollout_id", "logprobs", *(["sampler_logprobs"] if sampler_cap is not None else [])],
-            step=step,
-            agent=agent,
-        )
-        rows = training_rows(
-            pool.to_pylist(), advantages.to_pylist(), own.to_pylist(), sampler_cap=sampler_cap, where=stage.title
-        )
-        rows = first_problems(rows, limit)
-
+        rows = _rows(stage, agent)
         before = stage.inputs.checkpoint(step - 1, agent)
         dtype = getattr(torch, settings.engine.dtype)
         shards = launcher.world_size > 1 or dtype != torch.float32
@@ -90,15 +68,7 @@ def update(
                 stage.pipeline.checkpoint_command(step - 1, agent),
                 shards=shards,
             )
-            settle_adapter(
-                model,
-                settings.agents[agent].adapter,
-                step=step,
-                before=before,
-                base=stage.inputs.checkpoint(0, agent).relative_to(stage.pipeline.root),
-                seed=derive_seed(settings.seed, "adapter", agent),
-                where=f"agents.{agent}.adapter",
-            )
+            _settle_adapter(stage, model, before)
             trainer = Trainer(
                 model,
                 tokenizer.pad_token_id,
@@ -118,7 +88,9 @@ def update(
                 order=loss.minibatch_order,
                 seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
             )
+            begun = time.perf_counter()
             trace, metrics = trainer.train(plan, stage.progress)
+            stage.metrics["train_seconds"] = round(time.perf_counter() - begun, 4)
             weights = trainer.whole_weights()
             if not world.leads:
                 trainer.save(None)
@@ -142,6 +114,53 @@ def update(
         stage.summary = _summary(stage)
 
 
+def _rows(stage: Stage, agent: str) -> list[Row]:
+    """The agent's pool with its advantages and its own log-probabilities, as training reads it."""
+    from hacpo import schema
+    from hacpo.rollouts import first_problems, training_rows
+
+    loss, step = stage.settings.algorithm.loss, stage.step
+    sampler_cap = loss.sampler_correction_cap if loss.sampler_correction == "truncated" else None
+    pool = stage.read(stage.inputs.pool(step, agent), schema.POOL, "pool", step=step, learner=agent)
+    advantages = stage.read(
+        stage.inputs.advantages(step, agent),
+        schema.ADVANTAGES,
+        "advantage",
+        columns=["rollout_id", "effective_advantage"],
+        step=step,
+        learner=agent,
+    )
+    own = stage.read(
+        stage.inputs.rollouts(step, agent),
+        schema.ROLLOUTS,
+        "generate",
+        columns=["rollout_id", "logprobs", *(["sampler_logprobs"] if sampler_cap is not None else [])],
+        step=step,
+        agent=agent,
+    )
+    rows = training_rows(
+        pool.to_pylist(), advantages.to_pylist(), own.to_pylist(), sampler_cap=sampler_cap, where=stage.title
+    )
+    return first_problems(rows, stage.limit)
+
+
+def _settle_adapter(stage: Stage, model: Any, before: Path) -> None:
+    """Give the model its adapter before the first step, if the agent trains one."""
+    from hacpo.engines.adapter import settle_adapter
+    from hacpo.seeds import derive_seed
+
+    assert stage.agent is not None
+    settle_adapter(
+        model,
+        stage.settings.agents[stage.agent].adapter,
+        step=stage.step,
+        before=before,
+        base=stage.inputs.checkpoint(0, stage.agent).relative_to(stage.pipeline.root),
+        seed=derive_seed(stage.settings.seed, "adapter", stage.agent),
+        where=f"agents.{stage.agent}.adapter",
+    )
+
+
 def _summary(stage: Stage) -> str:
     found = stage.metrics
     responses = found.get("own.rows", 0) + found.get("cross.rows", 0)
@@ -158,7 +177,7 @@ def _launched(stage: Stage, folder: Path, out: Path | None, limit: int | None, o
     arguments += ["--limit", str(limit)] if limit is not None else []
     for override in overrides:
         arguments += ["--set", override]
-    stage.session.models.discard_all()
+    stage.session.free_models()
     launcher = stage.pipeline.settings.launcher
     launch(launcher, arguments, stage.session.progress, stage.title, stage.settings.engine.threads)
     written = json.loads(stage.outputs.metrics("update", stage.step, stage.agent).read_text(encoding="utf-8"))

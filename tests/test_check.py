@@ -111,7 +111,15 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a missing folder": (
         {"agents": {"ada": {"model": "models/nobody"}}},
-        ["error: agents.ada.model: the model folder models/nobody is missing"],
+        ["error: agents.ada.model: models/nobody: the model folder is missing"],
+    ),
+    "a missing folder beside others": (
+        {"agents": {"ada": {"model": "data/none"}, "bo": {"model": "pets/none"}}},
+        [
+            "error: agents.ada.model: data/none: the model folder is missing",
+            "error: agents.bo.model: pets/none: the model folder is missing, and the hub is not asked because there is "
+            "a folder 'pets' here",
+        ],
     ),
     "a folder without a tokenizer or weights": (
         {"agents": {"ada": {"model": "data"}}},
@@ -230,6 +238,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_what_stands_in_the_way_is_said(cli: Cli, project: Path, case: str) -> None:
     changes, expected = CASES[case]
     (project / "data").mkdir()
+    (project / "pets").mkdir()
     (project / "data/bad.parquet").write_text("none")
     rows = [{"problem_id": str(n), "problem": f"{n}?", "answer": "1"} for n in range(3)]
     pq.write_table(pa.Table.from_pylist(rows), project / "data/few.parquet")

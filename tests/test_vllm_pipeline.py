@@ -38,7 +38,7 @@ data:
   sets:
     problems/train: TRAIN
     arithmetic/heldout: {task: arithmetic, split: heldout, problems: 4}
-sampling: {group_size: 2, max_new_tokens: 16}
+sampling: {group_size: 2, max_new_tokens: 16, stop: [in]}
 batch: {prompts: 4, minibatch_prompts: 2}
 verification: {reward: "coin:coin"}
 optimizer: {learning_rate: 1.0e-3, micro_batch_size: 8}
@@ -133,9 +133,13 @@ def metrics(root: Path, stage: str, step: int, agent: str) -> dict[str, float]:
     return content
 
 
+def rollouts(root: Path, step: int, agent: str) -> pl.DataFrame:
+    return pl.read_parquet(root / f"rollouts/step={step:04d}/agent={agent}/*", hive_partitioning=False)
+
+
 def token_ids(root: Path, step: int, agent: str) -> list[list[int]]:
-    table = pl.read_parquet(root / f"rollouts/step={step:04d}/agent={agent}/*", hive_partitioning=False)
-    return table["token_ids"].to_list()
+    ids: list[list[int]] = rollouts(root, step, agent)["token_ids"].to_list()
+    return ids
 
 
 def test_a_run_of_two_architectures_samples_with_the_weights_of_each_step(inside: Path) -> None:
@@ -150,6 +154,14 @@ def test_a_run_of_two_architectures_samples_with_the_weights_of_each_step(inside
         for step in (1, 2):
             assert metrics(inside, "generate", step, agent)["sampler_difference_max"] <= AGREES
         assert metrics(inside, "update", 1, agent)["grad_norm"] > 0  # so the weights of step 2 are others
+
+
+def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(inside: Path) -> None:
+    rows = pl.concat([rollouts(inside, step, agent) for step in (1, 2) for agent in ("qwen", "llama")])
+    stopped = rows.filter(pl.col("stop_string") == "in")
+    assert 0 < len(stopped) < len(rows)
+    assert set(stopped["finish_reason"]) == {"stop"}
+    assert rows.filter(pl.col("text").str.contains("in", literal=True)).equals(stopped)
 
 
 def test_the_deep_audit_finds_nothing(inside: Path, cli: Cli) -> None:

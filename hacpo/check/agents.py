@@ -14,7 +14,7 @@ from hacpo.errors import HacpoError, ModelError
 from hacpo.estimate.known_models import KNOWN_MODELS, agent_shape
 from hacpo.estimate.shapes import ModelShape
 from hacpo.hub import model_files
-from hacpo.model_source import hub_repository
+from hacpo.model_source import hub_repository, missing_folder
 from hacpo.pipeline.project import Pipeline
 
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json"}
@@ -67,7 +67,7 @@ def _check_folder(pipeline: Pipeline, name: str, agent: AgentSettings) -> Iterat
     elif made is not None and not folder.is_dir():
         yield to_do(f"run pipelines/{made['run']}, which makes {agent.model}")
     elif not folder.is_dir():
-        yield error(f"{where}: the model folder {agent.model} is missing")
+        yield error(f"{where}: {agent.model}: {missing_folder(agent.model, pipeline.root)}")
     else:
         lacking = missing_parts([file.name for file in folder.iterdir() if file.is_file()])
         yield from (error(f"{where}: {agent.model} has no {what}") for what in lacking)

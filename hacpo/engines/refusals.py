@@ -63,7 +63,8 @@ def cpu_cores() -> list[int]:
 def installed_build() -> Literal["cpu", "gpu"] | None:
     """Which of vLLM's builds is installed; None: neither."""
     try:
-        if importlib.util.find_spec("vllm") is None:
+        spec = importlib.util.find_spec("vllm")
+        if spec is None or spec.origin is None:  # nothing, or just a folder of that name
             return None
     except ValueError:  # a module without a spec, as tests and some launchers leave
         return None
@@ -72,6 +73,13 @@ def installed_build() -> Literal["cpu", "gpu"] | None:
     except importlib.metadata.PackageNotFoundError:
         return "gpu"
     return "cpu"
+
+
+def model_config(folder: Path) -> dict[str, Any]:
+    """What a model folder's config.json says; nothing if there is none."""
+    path = folder / "config.json"
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content
 
 
 def check_vllm(folder: Path, settings: EngineSettings, machine: Machine | None = None) -> None:
@@ -84,8 +92,7 @@ def check_vllm(folder: Path, settings: EngineSettings, machine: Machine | None =
     Raises:
         ModelError: one line for the first thing that does not go.
     """
-    path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = model_config(folder)
     refused = not_with_model(settings, config)
     if machine is not None:
         refused = _not_on_machine(settings, machine) or refused or _not_on_cpu(config, machine)

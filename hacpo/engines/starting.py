@@ -10,7 +10,7 @@ from hacpo.engines.chat_templates import settle_chat
 from hacpo.engines.checkpoint import copy_model_folder
 from hacpo.errors import ModelError
 from hacpo.hub import fetch_model
-from hacpo.model_source import hub_repository, write_started_from
+from hacpo.model_source import hub_repository, missing_folder, write_started_from
 
 
 def start_from_model(
@@ -43,7 +43,7 @@ def start_from_model(
         )
         notes.append(f"{repository} on the hub, commit {commit}")
     elif not source.is_dir():
-        raise ModelError("the model folder is missing", where=source, remedy=f"correct agents.{name}.model")
+        raise ModelError(missing_folder(settings.model, root), where=source, remedy=f"correct agents.{name}.model")
     else:
         notes.append(f"taken from {settings.model}")
         if settings.revision is not None:

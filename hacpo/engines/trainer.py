@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +71,6 @@ class Trainer:
             recompute_activations(self.model)
         if self.algorithm.importance.reference == "self":
             self._score_old_policy([row for part in plan.rows for row in part])
-        begun = time.perf_counter()
         done: list[_MicroBatch] = []
         norms: list[float] = []
         for index, (rows, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):
@@ -98,7 +96,6 @@ class Trainer:
             "loss": sum(micro.loss for micro in everyone) / len(plan.rows),
             "grad_norm": sum(norms) / len(norms),
             "micro_batches": len(everyone),
-            "train_seconds": round(time.perf_counter() - begun, 4),
             **summarise(trace),
         }
 

@@ -73,7 +73,7 @@ def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
 class _StopsAtStrings(StoppingCriteria):  # type: ignore[misc]
     """Ends each row with the token that completes a stop string in the row's own response.
 
-    Not transformers' `stop_strings`: that one also looks into the prompt, and takes every token for whole characters.
+    Not transformers' `stop_strings`, which also finds one that begins in the prompt.
 
     Attributes:
         counts: tokens of the response, of the rows that ended so.

@@ -22,7 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hacpo.config import EngineSettings
+from hacpo.context_length import context_length
 from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, SamplingRequest
+from hacpo.engines.refusals import model_config
 from hacpo.engines.vllm import finish_reason, sampling_fields
 from hacpo.errors import ModelError
 
@@ -65,6 +67,7 @@ class VllmServer:
             "base_url": url,
             "timeout": TIMEOUT,
             "headers": {"Authorization": f"Bearer {key}"} if key else {},
+            "verify": url.startswith("https"),  # reading certificates takes longer than a request
             "trust_env": False,  # straight to the server: proxies in the environment are for the internet
             "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=settings.batch_size),
         }
@@ -73,6 +76,9 @@ class VllmServer:
             raise self._error(
                 f"serves {', '.join(served) or 'no model'}", f"name the server of {agent} in servers.yaml"
             )
+        # Not from the workers: of several copies each takes itself for the only one.
+        info = self._get("/server_info?config_format=json")
+        self._copies = int(info["vllm_config"]["parallel_config"]["data_parallel_size"])
         self.load(folder)
 
     def load(self, folder: Path) -> None:
@@ -91,12 +97,13 @@ class VllmServer:
         for name, wanted in {
             "logprobs_mode": "processed_logprobs",
             "dtype": self._settings.dtype,
-            "copies": self._settings.vllm.data_parallel,
-            "longest": self._settings.vllm.max_model_len or facts["longest"],
         }.items():
             if facts[name] != wanted:
                 raise self._error(f"was started with {name} {facts[name]}, and the run wants {wanted}", self.remedy)
-        self.longest = int(facts["longest"])
+        longest = self._settings.vllm.max_model_len or context_length(model_config(folder))
+        if facts["longest"] < (longest or 0):
+            raise self._error(f"takes at most {facts['longest']} tokens, and the run wants {longest}", self.remedy)
+        self.longest = self._settings.vllm.max_model_len or int(facts["longest"])
         self._ticket = uuid.uuid4().hex
         self._call("hacpo_load", path, self._ticket)
         if not self._post("/reset_prefix_cache", {}).get("success"):  # its entries belong to the old weights
@@ -139,10 +146,9 @@ class VllmServer:
             "max_tokens": 1,
             "prompt_logprobs": 0,
         }
-        copies = self._settings.vllm.data_parallel
         found = []
-        for copy in range(copies):
-            rank = {"X-data-parallel-rank": str(copy)} if copies > 1 else {}
+        for copy in range(self._copies):
+            rank = {"X-data-parallel-rank": str(copy)}
             (choice,) = self._post(COMPLETIONS, body, rank)["choices"]
             pairs = zip(token_ids[1:], choice["prompt_logprobs"][1:], strict=True)
             found.append(np.array([entry[str(token)]["logprob"] for token, entry in pairs], dtype=np.float64))
@@ -225,7 +231,7 @@ class VllmServer:
         if response.status_code == 401:
             return self._error("wants a key", f"set {KEY_VARIABLE} to the one it was started with")
         if response.status_code in (404, 405) and not path.startswith("/v1"):
-            return self._error(f"has no {path}: vLLM's development mode is off", self.remedy)
+            return self._error(f"has no {path.partition('?')[0]}: vLLM's development mode is off", self.remedy)
         if "has no attribute 'hacpo_" in said:
             return self._error("was started without hacpo's worker extension", self.remedy)
         return self._error(f"answers {path} with {response.status_code}: {said[:300]}", self.remedy)

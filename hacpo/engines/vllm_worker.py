@@ -36,6 +36,5 @@ class CheckpointReload:
             "dtype": str(model.dtype).removeprefix("torch."),
             "logprobs_mode": str(getattr(model.logprobs_mode, "value", model.logprobs_mode)),
             "longest": int(model.max_model_len),
-            "copies": int(self.vllm_config.parallel_config.data_parallel_size),
             "finds": any(Path(folder).glob("*.safetensors")),
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,15 @@ class Peak(_Entry):
 
 
 class Efficiency(_Entry):
-    """Share of what the device could do: of its bandwidth or arithmetic in sampling, of its arithmetic elsewhere."""
+    """Share of what the device could do: of its bandwidth or arithmetic in sampling, of its arithmetic elsewhere.
+
+    `scoring` and `training` are those of wide models: a width H gets H / (H + half_width) of them.
+    """
 
     sampling: float = Field(gt=0, le=1)
     scoring: float = Field(gt=0, le=1)
     training: float = Field(gt=0, le=1)
+    half_width: float = Field(default=0, ge=0)
 
 
 class DecodeStep(_Entry):
@@ -111,7 +114,6 @@ def choose(table: dict[str, Hardware], name: str) -> Hardware:
     return table[name]
 
 
-@cache
 def _read(path: Path) -> dict[str, Any]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError

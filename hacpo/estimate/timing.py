@@ -64,9 +64,11 @@ def agent_seconds(
     peak = 1e12 * (
         hardware.peak_tflops.float32 if settings.engine.dtype == "float32" else hardware.peak_tflops.bfloat16
     )
-    scored = measured.scoring or peak * hardware.efficiency.scoring / flops
+    efficiency = hardware.efficiency
+    peak *= shape.hidden / (shape.hidden + efficiency.half_width)
+    scored = measured.scoring or peak * efficiency.scoring / flops
     passes = 4 if settings.optimizer.gradient_checkpointing else 3
-    trained = measured.training or peak * hardware.efficiency.training / (passes * flops)
+    trained = measured.training or peak * efficiency.training / (passes * flops)
     sharing = work.learned > own.responses
     # A KL penalty and the learner's own old policy each cost a forward pass over what they look at.
     extra = (1.0 if settings.algorithm.loss.kl_coef else 0.0) + (

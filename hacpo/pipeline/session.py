@@ -82,6 +82,11 @@ class Session:
 
         return ModelCache()
 
+    def free_models(self) -> None:
+        """Forget the models that are kept warm, if any: other processes need the memory."""
+        if "models" in self.__dict__:
+            self.models.discard_all()
+
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the stage locks alone guard)."""

@@ -13,6 +13,7 @@ from hacpo.engines.base import SampledResponse, SamplingParameters, SamplingRequ
 from hacpo.engines.cache import ModelCache
 from hacpo.engines.loading import Engine, open_engine
 from hacpo.errors import MissingInputError
+from hacpo.stopping import completed_at, first_stop
 
 SETTINGS = EngineSettings(device="cpu", threads=1, batch_size=64)
 
@@ -107,6 +108,47 @@ def test_top_p_keeps_the_smallest_sufficient_set(engine: Engine) -> None:
         assert response.logprobs[0] == pytest.approx(
             np.log(float(probabilities[response.token_ids[0]]) / mass), abs=1e-4
         )
+
+
+def test_top_k_keeps_the_likeliest_and_top_p_cuts_what_is_left(engine: Engine) -> None:
+    prompt = requests(engine, 1)[0].prompt_token_ids
+    with torch.inference_mode():
+        probabilities = engine.sampler._model(torch.tensor([prompt])).logits[0, -1].double().softmax(dim=-1)
+    ordered, index = probabilities.sort(descending=True)
+    # Of the five likeliest those that make up 0.6 of the five's own mass.
+    five = ordered[:5] / ordered[:5].sum()
+    both = int((five.cumsum(0) < 0.6).sum()) + 1
+    for parameters, size in ((SamplingParameters(1.0, 1, top_k=5), 5), (SamplingParameters(1.0, 1, 0.6, 5), both)):
+        drawn = engine.sampler.sample([SamplingRequest(prompt, seed) for seed in range(300)], parameters)
+        assert {r.token_ids[0] for r in drawn} <= set(index[:size].tolist())
+        for response in drawn[:20]:
+            share = float(probabilities[response.token_ids[0]] / ordered[:size].sum())
+            assert response.logprobs[0] == pytest.approx(np.log(share), abs=1e-4)
+    one = engine.sampler.sample(
+        [SamplingRequest(prompt, seed) for seed in range(5)], SamplingParameters(1.0, 1, top_k=1)
+    )
+    assert {r.token_ids[0] for r in one} == {int(index[0])}
+    everything = SamplingParameters(1.0, 1, top_k=10**6)  # more than there are
+    assert len({r.token_ids[0] for r in engine.sampler.sample(requests(engine, 64), everything)}) > 5
+
+
+def test_a_stop_string_ends_each_response_where_its_own_text_has_it(engine: Engine) -> None:
+    """The same seeds draw the same tokens, so each response is a beginning of the one without stop strings."""
+    asked, decode = requests(engine), engine.tokenizer.decode
+    stop = ("=2", "=1", "x=")
+    free = sample(engine, asked)
+    cut = engine.sampler.sample(asked, SamplingParameters(1.0, 26, stop=stop))
+    ends = [completed_at(response.token_ids, stop, decode) for response in free]
+    assert 4 < sum(end is not None for end in ends) < len(ends)
+    for before, after, end in zip(free, cut, ends, strict=True):
+        count = len(before.token_ids) if end is None else end
+        assert after.token_ids == before.token_ids[:count]
+        np.testing.assert_allclose(after.logprobs, before.logprobs[:count], atol=2e-5)
+        assert after.finish_reason == (before.finish_reason if end is None else "stop")
+        assert (first_stop(decode(after.token_ids), stop) is None) == (end is None)
+    # Prompts end in what a stop string begins with, or contain one (`7+3-2=?`, `4x+3=27?`): only responses count.
+    alone = [engine.sampler.sample([one], SamplingParameters(1.0, 26, stop=stop))[0].token_ids for one in asked[:6]]
+    assert alone == [response.token_ids for response in cut[:6]]
 
 
 def test_a_missing_checkpoint_names_its_command(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_options_of_a_server_are_those_of_an_engine() -> None:
         {"name": "vllm_server", "dtype": "bfloat16", "vllm": {"enforce_eager": True}}
     )
     words = command_line(engine_arguments(settings))
-    options = dict(zip(words, words[1:], strict=False))
+    options = dict(itertools.pairwise(words))
     assert options["--dtype"] == "bfloat16"
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--generation-config"] == "vllm"

@@ -6,6 +6,8 @@ tests/test_vllm_pipeline.py talks to a real one.
 from __future__ import annotations
 
 import json
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +20,11 @@ import pytest
 
 from conftest import PARAMS, Cli
 from hacpo.config import EngineSettings
-from hacpo.engines import vllm_server
+from hacpo.engines import refusals, vllm_server
 from hacpo.engines.base import SamplingParameters, SamplingRequest
 from hacpo.engines.vllm_server import VllmServer
 from hacpo.errors import DataError, ModelError, SettingsError
+from hacpo.pipeline import serving
 from hacpo.servers import server_url
 
 EOS = [1]
@@ -41,9 +44,9 @@ class Stub:
             "dtype": "float32",
             "logprobs_mode": "processed_logprobs",
             "longest": 64,
-            "copies": 1,
             "finds": True,
         }
+        self.copies = 1
         self.answers: dict[str, tuple[int, Any]] = {}
         """Path -> status and content that are sent whatever is asked."""
         self.drop = 0
@@ -61,6 +64,8 @@ class Stub:
             return self.answers[path]
         if path == "/v1/models":
             return 200, {"data": [{"id": name} for name in self.models]}
+        if path == "/server_info?config_format=json":
+            return 200, {"vllm_config": {"parallel_config": {"data_parallel_size": self.copies}}}
         if path == "/reset_prefix_cache":
             return 200, {"success": True}
         if path == "/collective_rpc" and body["method"] == "hacpo_facts":
@@ -121,8 +126,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
         server.shutdown()
 
 
-def connect(stub: Stub, settings: EngineSettings = SETTINGS) -> VllmServer:
-    return VllmServer(stub.url, "ada", Path("models/ada"), settings, eos_token_ids=EOS)
+def connect(stub: Stub) -> VllmServer:
+    return VllmServer(stub.url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS)
 
 
 def test_everything_that_says_how_to_sample_is_sent(stub: Stub) -> None:
@@ -164,13 +169,12 @@ def test_a_folder_is_loaded_and_old_prefixes_are_forgotten(stub: Stub) -> None:
 
 
 def test_every_copy_is_probed(stub: Stub) -> None:
-    stub.facts["copies"] = 2
+    stub.copies = 2
     stub.answers[vllm_server.COMPLETIONS] = (
         200,
         {"choices": [{"prompt_logprobs": [None, {"7": {"logprob": -1.5}}, {"8": {"logprob": -2.5}, "9": {}}]}]},
     )
-    settings = SETTINGS.model_copy(update={"vllm": SETTINGS.vllm.model_copy(update={"data_parallel": 2})})
-    found = connect(stub, settings).probe([6, 7, 8])
+    found = connect(stub).probe([6, 7, 8])
     assert [each.tolist() for each in found] == [[-1.5, -2.5], [-1.5, -2.5]]
 
 
@@ -179,7 +183,10 @@ def test_every_copy_is_probed(stub: Stub) -> None:
     [
         ({"models": ["bo"]}, "the vLLM server serves bo. Name the server of ada in servers.yaml"),
         ({"key": "secret"}, "the vLLM server wants a key. Set VLLM_API_KEY"),
-        ({"answers": {"/collective_rpc": (404, {})}}, "has no /collective_rpc: vLLM's development mode is off"),
+        (
+            {"answers": {"/server_info?config_format=json": (404, {})}},
+            "has no /server_info: vLLM's development mode is off",
+        ),
         (
             {"answers": {"/collective_rpc": (500, {"error": "'Worker' object has no attribute 'hacpo_facts'"})}},
             "was started without hacpo's worker extension. Restart `hacpo serve` for ada",
@@ -189,7 +196,6 @@ def test_every_copy_is_probed(stub: Stub) -> None:
         ({"finds": False}, "does not find weights in"),
         ({"logprobs_mode": "raw_logprobs"}, "with logprobs_mode raw_logprobs, and the run wants processed_logprobs"),
         ({"dtype": "bfloat16"}, "was started with dtype bfloat16, and the run wants float32"),
-        ({"copies": 4}, "was started with copies 4, and the run wants 1"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_one_line(stub: Stub, change: dict[str, Any], says: str) -> None:
@@ -205,10 +211,19 @@ def test_a_server_that_cannot_be_used_is_one_line(stub: Stub, change: dict[str, 
     assert "\n" not in str(refused.value)
 
 
-def test_a_length_that_the_run_names_must_be_the_servers(stub: Stub) -> None:
-    settings = SETTINGS.model_copy(update={"vllm": SETTINGS.vllm.model_copy(update={"max_model_len": 32})})
-    with pytest.raises(ModelError, match="was started with longest 64, and the run wants 32"):
-        connect(stub, settings)
+def test_a_server_for_shorter_sequences_is_refused_and_one_for_longer_ones_is_not_used_up(
+    stub: Stub, tmp_path: Path
+) -> None:
+    def connected(folder: Path, longest: int | None) -> VllmServer:
+        settings = SETTINGS.model_copy(update={"vllm": SETTINGS.vllm.model_copy(update={"max_model_len": longest})})
+        return VllmServer(stub.url, "ada", folder, settings, eos_token_ids=EOS)
+
+    assert connected(tmp_path, 32).longest == 32
+    with pytest.raises(ModelError, match="takes at most 64 tokens, and the run wants 65"):
+        connected(tmp_path, 65)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 96}')
+    with pytest.raises(ModelError, match="takes at most 64 tokens, and the run wants 96"):
+        connected(tmp_path, None)
 
 
 def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,3 +301,17 @@ def test_serve_says_what_is_missing(project: Path, cli: Cli, monkeypatch: pytest
     assert "no agent 'cy'" in cli("serve", "pipelines/small", "--agent", "cy").error
     missing = cli("serve", "pipelines/small", "--agent", "ada")
     assert (missing.code, "run `hacpo warmup pipelines/small --agent ada`" in missing.error.lower()) == (3, True)
+
+    for command in (("resolve",), ("warmup", "--agent", "ada")):
+        assert cli(command[0], "pipelines/small", *command[1:]).code == 0
+    monkeypatch.setattr(refusals, "check_vllm", lambda *_: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = cli("serve", "pipelines/small", "--agent", "ada", "--port", port)
+    assert (refused.code, f"127.0.0.1:{port}: cannot listen there" in refused.error) == (2, True)
+
+    monkeypatch.setattr(serving, "server_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    ended = cli("serve", "pipelines/small", "--agent", "ada", "--port", port)
+    assert (ended.code, "the vLLM server ended at its start, with exit code 3" in ended.error) == (6, True)
