@@ -142,6 +142,7 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
         shards=1,
         wrapped=dtype != torch.float32,
         trained=shape.parameters,
+        frozen=0,
         checkpointing=case["checkpointing"],
         initial_policy=False,
     )

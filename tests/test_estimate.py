@@ -183,6 +183,7 @@ def test_memory_of_training_by_hand() -> None:
         shards=8,
         wrapped=True,
         trained=shape.parameters,
+        frozen=0,
         checkpointing=True,
         initial_policy=True,
     )
@@ -204,10 +205,11 @@ def test_memory_of_training_by_hand() -> None:
         shards=1,
         wrapped=True,
         trained=1_000_000,
+        frozen=n,
         checkpointing=True,
         initial_policy=False,
     )
-    assert {part.name: part.bytes for part in lora}["frozen weights"] == 2 * (n - 1_000_000)
+    assert {part.name: part.bytes for part in lora}["frozen weights"] == 2 * n
     assert {part.name: part.bytes for part in lora}["AdamW's two moments"] == 8_000_000
 
 
@@ -445,6 +447,24 @@ def test_hub_models_are_known_without_a_network(cli: Cli, project: Path) -> None
     assert estimated(cli, RUN)["agents"]["ada"]["parameters"] == 4_022_468_096
     params.write_text(PARAMS.replace("models/ada", "nobody/unheard-of"))
     assert "agents.ada.model: the shape of nobody/unheard-of is not known" in cli("estimate", RUN).error
+
+
+def test_agents_that_are_trained_differently_stand_side_by_side(cli: Cli, project: Path) -> None:
+    params = Path(RUN) / "params.yaml"
+    params.write_text(
+        PARAMS.replace("{model: models/ada}", "{model: Qwen/Qwen3-0.6B, adapter: {rank: 16}}").replace(
+            "arithmetic/heldout: {task: arithmetic, split: heldout, problems: 16}",
+            "arithmetic/heldout: {path: gone.parquet}",
+        )
+    )
+    result = cli("estimate", RUN)
+    assert result.code == 0, result.err
+    # Rank 16 beside 28 layers whose maps have 3,072 + 2,048 + 2,048 + 3,072 + 3 x 4,096 inputs and outputs: 10,092,544
+    # parameters of 4 bytes. The 596,049,920 of the model are frozen.
+    parts = {line[:20].strip(): line.split()[-4:] for line in result.out.splitlines() if line.startswith("  ")}
+    assert parts["weights, float32"][:2] == ["38.5", "MiB"]
+    assert parts["frozen weights"][-3:] == ["2.2", "GiB", "-"]
+    assert "arithmetic/heldout is not there and its size is not known: its evaluation is left out" in result.out
 
 
 def test_a_folder_under_the_hubs_name_wins(cli: Cli, project: Path, models: Path) -> None:

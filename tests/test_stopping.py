@@ -16,7 +16,7 @@ from hacpo.engines.tokenizers import ChatTokenizer, load_tokenizer
 from hacpo.stopping import StopStrings, completed_at, ended_by_eos, first_stop, stop_string
 from tokenizer_kinds import KINDS, write_tokenizer
 
-NAMES = ["byte_level", "llama2", "unigram_bytes", "unigram", "characters"]
+NAMES = ["byte_level", "llama2", "unigram_bytes", "unigram", "characters", "wordpiece"]
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ class ModelCache:
         return self._residents[agent][1]
 
     def tokenizer(self, folder: Path) -> ChatTokenizer:
-        """The tokenizer of a model folder (an adapter's: its base's); folders with the same tokenizer files share it."""
+        """The tokenizer of a model folder (or of an adapter's base); the same tokenizer files are read once."""
         folder = whole_model(folder)
         digest = hashlib.sha256()
         for file in sorted(folder.iterdir()):

@@ -37,11 +37,12 @@ ASSUMED_SHARE = 0.5
 @dataclass(frozen=True)
 class Problems:
     """One `<set>/<split>`: how many problems (None: the file is not there, nor is its size known), and their UTF-8
-    bytes on average and at most."""
+    bytes on average and at most (`there`: theirs, else MATH's)."""
 
     count: int | None
     mean_bytes: float
     most_bytes: int
+    there: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def look_at(name: str, source: DataSet, root: Path) -> Problems:
         return _in_file(path)
     known, _, split = name.partition("/")
     count = KNOWN[known].problems.get(split) if known in KNOWN else None
-    return Problems(count, *PROBLEM_BYTES)
+    return Problems(count, *PROBLEM_BYTES, there=False)
 
 
 @cache

@@ -72,6 +72,7 @@ def training_parts(
     shards: int,
     wrapped: bool,
     trained: int,
+    frozen: int,
     checkpointing: bool,
     initial_policy: bool,
 ) -> list[Part]:
@@ -81,11 +82,11 @@ def training_parts(
         batch: the largest micro-batch.
         shards: processes that hold one copy of the model together.
         wrapped: whether FSDP holds the model (several processes, or bfloat16).
-        trained: parameters that are trained (all of them, or an adapter's).
+        trained: parameters that are trained: the model's, or an adapter's.
+        frozen: parameters that are not: none, or with an adapter the model's.
         initial_policy: whether a KL penalty needs its log-probabilities.
     """
     b = BYTES[dtype]
-    frozen = shape.parameters - trained if trained < shape.parameters else 0
     parts = [
         Part("weights, float32", 4 * trained / shards, "4 bytes a trained parameter / shards"),
         Part("gradients, float32", 4 * trained / shards, "4 bytes a trained parameter / shards"),

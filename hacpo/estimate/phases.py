@@ -37,10 +37,18 @@ def phases(
     engine: str,
     shape: ModelShape,
     trained: int,
+    adapted: bool,
     own: Lengths,
     training: dict[str, Lengths],
 ) -> tuple[Batch, dict[str, list[Part]]]:
-    """The largest micro-batch of training, and the parts of every phase."""
+    """The largest micro-batch of training, and the parts of every phase.
+
+    Args:
+        engine: what samples.
+        trained: parameters that are trained: the model's or, where it is `adapted`, its adapter's.
+        own: lengths of the agent's rollouts.
+        training: of every agent's, by name.
+    """
     optimizer, launcher, dtype = settings.optimizer, settings.launcher, settings.engine.dtype
     share = settings.algorithm.rollouts.share
     responses = max(one.most_response for one in (training.values() if share else [own]))
@@ -71,6 +79,7 @@ def phases(
         shards=launcher.world_size // launcher.replicas,
         wrapped=is_sharded(settings),
         trained=trained,
+        frozen=shape.parameters if adapted else 0,
         checkpointing=optimizer.gradient_checkpointing,
         initial_policy=settings.algorithm.loss.kl_coef > 0,
     )

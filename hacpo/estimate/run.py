@@ -115,7 +115,16 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
     dtype_bytes = BYTES[settings.engine.dtype]
     agents = {}
     for agent, own in settings.agents.items():
-        batch, parts = phases(settings, hardware, engine, shapes[agent], trained[agent], training[agent], training)
+        batch, parts = phases(
+            settings,
+            hardware,
+            engine,
+            shapes[agent],
+            trained[agent],
+            own.adapter is not None,
+            training[agent],
+            training,
+        )
         agents[agent] = AgentEstimate(
             model=own.model or "made from scratch",
             shape=shapes[agent],
@@ -151,7 +160,7 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
         step_seconds=step_seconds,
         run_seconds=settings.steps * step_seconds + evaluations * evaluation_seconds,
         measured_seconds=_measured_seconds(work, list(measured.values()), at_once),
-        notes=_notes(settings, shapes, {key: found.count for key, found in problems.items()}, mean_response, training),
+        notes=_notes(settings, shapes, problems, mean_response, training),
     )
 
 
@@ -205,7 +214,7 @@ def _measured_seconds(work: Work, measured: list[Measured], at_once: int) -> flo
 def _notes(
     settings: Settings,
     shapes: dict[str, ModelShape],
-    counts: dict[str, int | None],
+    problems: dict[str, Problems],
     mean_response: float | None,
     training: dict[str, Lengths],
 ) -> list[str]:
@@ -219,13 +228,15 @@ def _notes(
         notes.append(
             f"mean response: assumed to be {ASSUMED_SHARE:g} of the longest; --mean-response-tokens says better"
         )
+    if not problems[settings.data.train].there and not steps:
+        notes.append(f"{settings.data.train} is not there: prompts are taken to be as long as MATH's")
     if any(agent.tiny is not None for agent in settings.agents.values()):
         notes.append("the warm start of agents made from scratch is left out of the time")
     used = {benchmark.data for benchmark in settings.evaluation.benchmarks.values()}
     notes += [
         f"{name} is not there and its size is not known: its evaluation is left out"
         for name in sorted(used)
-        if counts[name] is None
+        if problems[name].count is None
     ]
     for agent, shape in shapes.items():
         if shape.architecture not in KNOWN_ARCHITECTURES:

@@ -129,10 +129,9 @@ def _memory(found: RunEstimate) -> Table:
         each = [agent.memory[phase] for agent in found.agents.values()]
         with_engine = {"sampling": f"sampling ({found.engine})", "training": _training(found)}.get(phase, phase)
         table.add_row(with_engine, *(size(total(parts)) for parts in each), style="bold")
-        for number, part in enumerate(each[0]):
-            table.add_row(
-                f"  {part.name}", *(size(parts[number].bytes) if number < len(parts) else "-" for parts in each)
-            )
+        bytes_of = [{part.name: part.bytes for part in parts} for parts in each]
+        for name in dict.fromkeys(name for parts in bytes_of for name in parts):
+            table.add_row(f"  {name}", *(size(parts[name]) if name in parts else "-" for parts in bytes_of))
     if any(agent.host for agent in found.agents.values()):
         table.add_row(
             "the machine's own, loading", *(size(agent.host) for agent in found.agents.values()), style="bold"

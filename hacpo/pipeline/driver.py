@@ -62,9 +62,7 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
                 at = step
                 view.look_at(step, command_of(group[0]))
                 todo = [
-                    stage
-                    for stage in group
-                    if books.changed(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
+                    stage for stage in group if books.changed(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
                 ]
                 view.restored = books.restored
                 view.plan(step, [command_of(stage) for stage in todo])
