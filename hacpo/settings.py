@@ -213,9 +213,7 @@ def _with_schedule(settings: Settings) -> Settings:
     if optimizer.schedule == "constant" or optimizer.schedule_updates is not None:
         return settings
     length = settings.steps * settings.updates_per_step
-    return settings.model_copy(
-        update={"optimizer": optimizer.model_copy(update={"schedule_updates": length})}
-    )
+    return settings.model_copy(update={"optimizer": optimizer.model_copy(update={"schedule_updates": length})})
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -269,9 +267,7 @@ def _line(item: ErrorDetails, where: object) -> SettingsError:
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return SettingsError(f"{location}: {message}" if location else message, where=where)
-    return SettingsError(
-        f"{location}: {message[:1].lower()}{message[1:]}", where=where, found=repr(item["input"])[:80]
-    )
+    return SettingsError(f"{location}: {message[:1].lower()}{message[1:]}", where=where, found=repr(item["input"])[:80])
 
 
 def _of_an_agent(location: Sequence[int | str]) -> bool:

@@ -230,8 +230,8 @@ def write_tokenizer(folder: Path, name: str) -> Any:
     return tokenizer
 
 
-def write_model(folder: Path, name: str, seed: int = 0) -> Path:
-    """Write a model folder: a kind's tokenizer and a random Llama of width 32; returns the folder."""
+def write_model(folder: Path, name: str, seed: int = 0, head_dim: int = 16) -> Path:
+    """Write a model folder: a kind's tokenizer and a random Llama of two heads; returns the folder."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -240,11 +240,11 @@ def write_model(folder: Path, name: str, seed: int = 0) -> Path:
     kind = KINDS.get(name)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
+        hidden_size=2 * head_dim,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         intermediate_size=64,
         max_position_embeddings=512,
         initializer_range=0.2,

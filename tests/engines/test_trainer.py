@@ -10,8 +10,8 @@ import torch
 
 from hacpo.config import RECIPES, AlgorithmSettings, EngineSettings, OptimizerSettings
 from hacpo.engines.checkpoint import load_model, policy_hash, save_model
-from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.engines.policy import Policy
+from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.engines.trainer import Trainer
 from hacpo.errors import ArtifactError
 from hacpo.updates import UpdatePlan, plan_updates
