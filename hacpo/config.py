@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -638,6 +639,12 @@ class OptimizerSettings(Section):
         doc="Keep only every layer's input for the backward pass and compute the rest again: less memory, same bits.",
     )
 
+    @model_validator(mode="after")
+    def _schedule_has_a_length(self) -> OptimizerSettings:
+        if self.schedule == "constant" and self.schedule_updates is not None:
+            raise ValueError("schedule_updates belongs to schedule linear or cosine")
+        return self
+
 
 class LauncherSettings(Section):
     """Processes that compute one agent's update together."""
@@ -662,8 +669,28 @@ class LauncherSettings(Section):
         """Processes in all."""
         return self.processes * self.nodes
 
+    @property
+    def started_by(self) -> list[str] | None:
+        """`command` in words, filled in.
+
+        Raises:
+            ValueError: it cannot be.
+        """
+        if self.command is None:
+            return None
+        try:
+            return shlex.split(self.command.format(processes=self.processes, nodes=self.nodes))
+        except (KeyError, IndexError):
+            raise ValueError("command: only {processes} and {nodes} are filled in; write other braces twice") from None
+        except ValueError as error:
+            raise ValueError(f"command: {error}") from None
+
     @model_validator(mode="after")
     def _fits(self) -> LauncherSettings:
+        if self.command is not None and self.world_size == 1:
+            raise ValueError("command starts several processes; set processes or nodes")
+        if self.started_by == []:
+            raise ValueError("command is empty")
         if self.world_size % self.replicas:
             raise ValueError(f"replicas must divide the {self.world_size} processes, found {self.replicas}")
         if self.nodes > 1 and self.command is None:

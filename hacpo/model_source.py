@@ -32,7 +32,7 @@ def hub_repository(model: str | None, root: Path) -> str | None:
         model: `agents.<name>.model`; None where the agent is made from scratch.
         root: the project's root, which folders are relative to.
     """
-    if model is None or not _REPOSITORY.fullmatch(model):
+    if model is None or not _REPOSITORY.fullmatch(model) or "--" in model or ".." in model:  # the hub has none such
         return None
     owner = model.partition("/")[0]
     return None if owner in _FOLDERS or (root / owner).is_dir() else model

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hacpo.errors import SettingsError
 
 LAUNCHED = "HACPO_LAUNCHED"
-"""Set by a stage for the processes that it starts."""
+"""Set by a stage for the processes that it starts: the number of their torchrun's process, 0 under another launcher."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +44,9 @@ def leads() -> bool:
 def launched() -> bool:
     """Whether a stage started this process: that one holds the lock."""
     return LAUNCHED in os.environ
+
+
+def orphaned() -> bool:
+    """Whether the torchrun that started this process has gone already."""
+    launcher = os.environ.get(LAUNCHED, "0")
+    return place() is not None and launcher.isdigit() and int(launcher) not in (0, os.getppid())

@@ -57,7 +57,10 @@ def check_template(tokenizer: PromptTokenizer, agent: str, settings: PromptSetti
         return tokenizer.render(agent, messages(agent, _QUESTION, asked), thinking)
 
     if settings.system is not None:
-        remedy = f"set agents.{agent}.prompt.system to null and say it in agents.{agent}.prompt.user"
+        remedy = (
+            f"leave agents.{agent}.prompt.system out, or set it to null where prompt.system says it for all agents, "
+            f"and say it in agents.{agent}.prompt.user"
+        )
         try:
             heard = rendered(settings.system, None) != rendered(f"{settings.system} {settings.system}", None)
         except TemplateError as error:

@@ -34,14 +34,23 @@ def server_url(folder: Path, agent: str) -> str:
         raise SettingsError(
             "engine.name is vllm_server, and no file says where the servers are", where=path, remedy=remedy
         ) from None
+    except OSError as error:
+        raise SettingsError(f"cannot be read: {error.strerror}", where=path, remedy=remedy) from None
     except (YAMLError, UnicodeDecodeError):
         raise SettingsError("not valid YAML", where=path, expected=f"lines such as `{agent}: http://...`") from None
     if not isinstance(content, dict) or agent not in content:
         raise SettingsError(f"names no server for agent {agent!r}", where=path, remedy=remedy)
     url = content[agent]
-    parts = urlsplit(url) if isinstance(url, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
+    if not isinstance(url, str) or not _is_url(url):
         raise SettingsError(
-            "is no URL of a server", where=f"{path}: {agent}", expected="http://host:port", found=repr(url)
+            "is no URL of a server", where=f"{path}: {agent}", expected="such as http://127.0.0.1:8000", found=repr(url)
         )
-    return str(url).rstrip("/")
+    return url.rstrip("/")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # of a port that is no number, or brackets that do not match
+        return False

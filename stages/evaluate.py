@@ -48,7 +48,7 @@ def evaluate(
                 settings.engine,
                 made_by,
                 stage.pipeline.folder,
-                stage.outputs.merged(agent),
+                stage.outputs.merged(f"{agent}-{stage.name}"),
             )
             sampler = SavingSampler(
                 engine.sampler, engine.policy, settings.engine, stage.outputs.saved("evaluations", step, agent)

@@ -58,7 +58,7 @@ def generate(
             settings.engine,
             made_by,
             stage.pipeline.folder,
-            stage.outputs.merged(agent),
+            stage.outputs.merged(f"{agent}-{stage.name}"),
         )
         keys = [(row["problem_id"], sample) for row in problems for sample in range(settings.responses_per_prompt)]
         requests = [

@@ -55,6 +55,8 @@ def update(
 
         loss = settings.algorithm.loss
         rows = _rows(stage, agent)
+        # The same bits again where CUDA's kernels allow it; those that do not say so.
+        torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
         before = stage.inputs.checkpoint(step - 1, agent)
         dtype = getattr(torch, settings.engine.dtype)
         shards = launcher.world_size > 1 or dtype != torch.float32

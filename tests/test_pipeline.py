@@ -356,7 +356,7 @@ def test_hacpo_settings_in_files_are_what_the_stage_read(finished: Path) -> None
     base = finished / "artifacts" / "small"
     settings = json.loads((base / "settings.json").read_text())
     for path, keys in (
-        ("rollouts/step=0001/agent=ada", {"seed", "sampling", "algorithm", "prompt", "engine", "storage"}),
+        ("rollouts/step=0001/agent=ada", {"seed", "agents", "sampling", "algorithm", "engine", "storage"}),
         ("updates/step=0002/agent=bo/trace.parquet", None),
         ("advantages/step=0002/learner=bo", None),
     ):

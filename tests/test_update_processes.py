@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -154,3 +157,33 @@ def test_several_nodes_need_a_command(finished_copy: Path, cli: Cli, tmp_path: P
     result = cli(*UPDATE, "--out", tmp_path / "out", "--set", "launcher={nodes: 2, processes: 8}")
     assert result.code == 2
     assert "several nodes need `command`" in result.error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes die with their parent on Linux only")
+def test_a_killed_update_leaves_no_process(finished_copy: Path, tmp_path: Path) -> None:
+    params = finished_copy / "pipelines/small/params.yaml"
+    params.write_text(params.read_text() + "launcher: {processes: 2}\n")
+    mark = f"{tmp_path}/out"
+    command = [sys.executable, "-m", "stages.update", *(str(word) for word in UPDATE[1:]), "--out", mark]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(ranks(mark)) == 2)
+        process.kill()
+    wait_for(lambda: not ranks(mark))
+
+
+def ranks(mark: str) -> list[int]:
+    """Processes of the update that writes to `mark`, those that torchrun started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            if mark in words and b"\0RANK=" in b"\0" + (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,11 +31,14 @@ class ModelCache:
         """The model of a checkpoint folder and its policy hash."""
         import torch
 
-        from hacpo.engines.checkpoint import load_model, policy_hash
+        from hacpo.engines.checkpoint import load_model, policy_hash, resolve_device
 
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         policy = policy_hash(folder)
+        if resolve_device(settings).type == "cuda":
+            for other in set(self._models) - {agent}:
+                del self._models[other]  # one agent's weights at a time on a GPU; the next load is from the page cache
         held = self._models.pop(agent, None)
         if held is None or held[0] != _key(policy, settings):
             del held  # free it before the next one is loaded
@@ -51,6 +55,7 @@ class ModelCache:
         import torch
 
         self._models.clear()
+        gc.collect()  # a sharded model is a cycle of references
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hacpo.config import EngineSettings
 from hacpo.engines.base import Sampler, Scorer
 from hacpo.engines.cache import ModelCache
@@ -75,6 +77,8 @@ def open_to_train(
     if not folder.is_dir():
         raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
     models.discard_all()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
     return models.tokenizer(folder), load_model(folder, settings, to_shard=True)
 
 

@@ -51,7 +51,12 @@ def shard(policy: Policy, world: World, device: torch.device, dtype: torch.dtype
         device: where it will be computed.
         dtype: of weights and activations in forward and backward passes; gradients add up in float32.
     """
+    attention = policy.model.config._attn_implementation
+    if attention == "flash_attention_2":  # which computes nothing in float32
+        policy.model.set_attn_implementation("sdpa")
     output_head(policy.model)  # checks its formula on whole weights
+    if attention == "flash_attention_2":
+        policy.model.set_attn_implementation(attention)
     for parameter in policy.model.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)  # a frozen weight needs no master

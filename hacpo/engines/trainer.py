@@ -74,7 +74,6 @@ class Trainer:
         done: list[_MicroBatch] = []
         norms: list[float] = []
         for index, (rows, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):
-            self.optimizer.zero_grad()
             for number, batch in self._share(rows):
                 if batch is None:
                     self._pass_along()
@@ -83,6 +82,7 @@ class Trainer:
                 value.backward()
                 done.append(_MicroBatch(index, number, float(value.detach()), _traced(batch, terms, index)))
             norms.append(self.optimizer.step())
+            self.optimizer.zero_grad()  # the last gradients too: the model may stay in memory
             if on_progress:
                 on_progress(index + 1, len(plan.rows), grad_norm=norms[-1])
         if self.settings.gradient_checkpointing:

@@ -64,6 +64,7 @@ class VllmEngine:
                 where=folder,
                 remedy="look at engine.vllm in params.yaml",
             ) from error
+        self._llm.collective_rpc("hacpo_watch", args=(os.getpid(),))
 
     @property
     def longest(self) -> int:
@@ -133,9 +134,13 @@ class VllmEngine:
 
 def environment(settings: EngineSettings) -> dict[str, str]:
     """Environment variables that vLLM reads when it is imported."""
+    from hacpo.engines.checkpoint import resolve_device
+
     parallel = settings.vllm.tensor_parallel * settings.vllm.data_parallel
+    # A second process costs 15 s at the start, but on a GPU only one engine of a process can sleep.
+    here = parallel == 1 and resolve_device(settings).type == "cpu"
     return {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if parallel == 1 else "1",  # a second process costs 15 s at the start
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if here else "1",
         "VLLM_CPU_KVCACHE_SPACE": str(settings.vllm.cpu_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind" if parallel == 1 else _shares(cpu_cores(), parallel),
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -152,8 +157,12 @@ def _shares(cores: Sequence[int], processes: int) -> str:
 
 def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     """What vLLM is started with, in process and as a server: fields of its `EngineArgs`."""
+    from hacpo.engines.checkpoint import resolve_device
+
     vllm = settings.vllm
     return {
+        # A prompt cut over two passes has its random stream set back between them, which PyTorch cannot do on a CPU.
+        "enable_chunked_prefill": False if resolve_device(settings).type == "cpu" else None,
         "dtype": settings.dtype,
         "tensor_parallel_size": vllm.tensor_parallel,
         "gpu_memory_utilization": vllm.memory_fraction,
@@ -216,9 +225,9 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in arguments.items():
         option = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(option)
-        elif value is not None and value is not False:
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option[2:]}")
+        elif value is not None:
             words += [option, str(value)]
     return words
 

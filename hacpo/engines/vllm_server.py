@@ -221,7 +221,12 @@ class VllmServer:
                     ) from None
                 await asyncio.sleep(2**attempt)
         if response.status_code == 200:
-            content: dict[str, Any] = response.json() if response.content else {}
+            try:
+                content = response.json() if response.content else {}
+            except ValueError:
+                content = None
+            if not isinstance(content, dict):
+                raise self._error("answers something else than vLLM does", "correct servers.yaml")
             return content
         raise self._refused(response, path)
 

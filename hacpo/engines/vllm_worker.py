@@ -5,6 +5,10 @@ Named to vLLM as `worker_extension_cls`; the methods become the worker's and are
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,22 @@ class CheckpointReload:
     vllm_config: Any
     hacpo_ticket: str = ""
     """Whose weights these are: what the last `hacpo_load` was given."""
+
+    def hacpo_watch(self, owner: int) -> None:
+        """End this worker, and the engine's process that it belongs to, when process `owner` is gone: vLLM's own
+        processes would outlive a driver that was killed, and keep the GPU's memory."""
+        if os.getpid() == owner:
+            return
+        core = os.getppid()
+
+        def watch() -> None:
+            while _alive(owner):
+                time.sleep(1)
+            if core != owner and os.getppid() == core:
+                os.kill(core, signal.SIGKILL)
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def hacpo_load(self, folder: str, ticket: str = "") -> None:
         """Take over the weights of a model folder, in place."""
@@ -38,3 +58,11 @@ class CheckpointReload:
             "longest": int(model.max_model_len),
             "finds": any(Path(folder).glob("*.safetensors")),
         }
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -7,6 +7,7 @@ process started without them is a world of its own.
 from __future__ import annotations
 
 import contextlib
+import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -77,10 +78,17 @@ def joined(launcher: LauncherSettings, device: torch.device, *, shards: bool) ->
     if here is not None and device.type == "cuda":
         torch.cuda.set_device(here.local_rank)
     alone: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if found == 1 else {}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", **alone)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE, **alone)
     try:
         if dist.get_world_size() != found:
             raise SettingsError("not all processes met", expected=found, found=dist.get_world_size())
         yield World(dist.get_rank(), found, launcher.replicas)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if found == 1:
+            dist.destroy_process_group()
+        raise  # parting would wait for processes that wait for this one; whoever started them ends them
+    dist.destroy_process_group()
+
+
+_PATIENCE = datetime.timedelta(hours=2)
+"""How long processes wait for each other: the first one writes checkpoints while the others wait."""

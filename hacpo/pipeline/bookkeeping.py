@@ -204,9 +204,13 @@ class Books:
                 del dep.get_hash, dep.save
 
     def begin(self, stage: Any) -> None:
-        """Remove what the stage will make, and note what it reads."""
+        """Remove what the stage will make, and note what it reads.
+
+        Where something is missing the stage will fail, and what it once made may be all that is left of it.
+        """
         with self.open():
-            stage.remove_outs(ignore_remove=False, force=False)
+            if all(dep.exists for dep in stage.deps):
+                stage.remove_outs(ignore_remove=False, force=False)
             stage.save_deps(allow_missing=True)  # the stage itself says best what is missing
 
     def finish(self, stage: Any) -> None:

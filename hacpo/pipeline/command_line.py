@@ -11,6 +11,7 @@ import typer
 
 from hacpo.errors import HacpoError
 from hacpo.pipeline.session import Session, die_with_parent, quiet_threads
+from hacpo.processes import launched, orphaned
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -24,8 +25,10 @@ def new_app(**options: Any) -> typer.Typer:
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
     """Run a command and return its exit code; a user's mistake becomes one line on standard error."""
     quiet_threads()
-    if "DVC_STAGE" in os.environ:
-        die_with_parent()  # a killed `dvc repro` must not leave a stage behind
+    if "DVC_STAGE" in os.environ or launched():
+        die_with_parent()  # a killed `dvc repro`, or a killed update, must not leave a stage behind
+    if orphaned():
+        return 1
     try:
         code = typer.main.get_command(app).main(
             args=list(arguments) if arguments is not None else None,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -54,15 +53,13 @@ def launch(
     Raises:
         UpdateFailedError: a process failed; the line is the first that one of them gave.
     """
-    prefix = (
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launcher.processes}"]
-        if launcher.command is None
-        else shlex.split(launcher.command.format(processes=launcher.processes, nodes=launcher.nodes))
-    )
+    prefix = launcher.started_by or [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launcher.processes}")
+    ]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
-        LAUNCHED: "1",
+        LAUNCHED: "0",
         "OMP_NUM_THREADS": str(threads or max(1, cores // launcher.processes)),
     }
     last: deque[str] = deque(maxlen=200)
@@ -108,6 +105,8 @@ def _failure(lines: Sequence[str]) -> UpdateFailedError:
 
 if __name__ == "__main__":
     die_with_parent()
+    if sys.argv[1] == sys.executable:
+        os.environ[LAUNCHED] = str(os.getpid())  # torchrun's, from the next line on
     try:
         os.execvp(sys.argv[1], sys.argv[1:])
     except OSError as reason:

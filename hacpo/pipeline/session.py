@@ -98,6 +98,7 @@ def die_with_parent() -> None:
 def quiet_threads() -> None:
     """Set the environment that torch reads when it loads: idle OpenMP threads sleep (2-10x on small models)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products on a GPU that repeat themselves
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

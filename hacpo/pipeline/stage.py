@@ -159,13 +159,9 @@ def open_stage(
     for override in overrides:
         _check_read(name, agent, override.partition("=")[0].strip())
     pipeline = Pipeline.open(folder, overrides)
-    if agent is not None and agent not in pipeline.settings.agents:
-        known = ", ".join(pipeline.settings.agents)
-        raise SettingsError(f"no agent {agent!r} in params.yaml", where=folder, expected=f"one of {known}")
-    if not steps_from <= step <= pipeline.settings.steps:
-        raise SettingsError(
-            "--step is out of range", where=folder, expected=f"{steps_from} to {pipeline.settings.steps}", found=step
-        )
+    if overrides:
+        _check_changes(name, agent, Pipeline.open(folder).settings, pipeline.settings)
+    _check_part(pipeline, step, agent, steps_from)
     if out is None:
         check_resolved(pipeline)
     else:
@@ -192,12 +188,25 @@ def open_stage(
             gpu.reset_peak_memory_stats()
         yield stage
         stage.metrics["seconds"] = round(time.perf_counter() - stage.started, 4)
-        stage.metrics["peak_memory_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+        # A stage that other processes computed has theirs.
+        stage.metrics.setdefault("peak_memory_mib", round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1))
         if gpu := _gpu():
-            stage.metrics["peak_gpu_memory_mib"] = round(gpu.max_memory_allocated() / 2**20, 1)
+            stage.metrics.setdefault("peak_gpu_memory_mib", round(gpu.max_memory_allocated() / 2**20, 1))
         if metrics and leads():
             schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), stage.metrics)
     session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")
+
+
+def _check_part(pipeline: Pipeline, step: int, agent: str | None, steps_from: int) -> None:
+    """The run has such an agent and such a step."""
+    settings = pipeline.settings
+    if agent is not None and agent not in settings.agents:
+        known = ", ".join(settings.agents)
+        raise SettingsError(f"no agent {agent!r} in params.yaml", where=pipeline.folder, expected=f"one of {known}")
+    if not steps_from <= step <= settings.steps:
+        raise SettingsError(
+            "--step is out of range", where=pipeline.folder, expected=f"{steps_from} to {settings.steps}", found=step
+        )
 
 
 def _gpu() -> Any:
@@ -214,6 +223,14 @@ def _check_read(name: str, agent: str | None, key: str) -> None:
     dotted = f"{key}."
     if key != "algorithm.recipe" and not any(dotted.startswith(f"{r}.") or f"{r}.".startswith(dotted) for r in read):
         raise SettingsError(f"{name} does not read this setting", where=f"--set {key}", expected=", ".join(read))
+
+
+def _check_changes(name: str, agent: str | None, before: config.Settings, after: config.Settings) -> None:
+    """Overrides of what this agent has a value of its own for, or of another agent's, would silently do nothing."""
+    changed = settings_of.dump(before) != settings_of.dump(after)
+    if changed and settings_of.reads(before, name, agent) == settings_of.reads(after, name, agent):
+        whom = f"{name} of {agent}" if agent else name
+        raise SettingsError(f"{whom} reads nothing that this changes", where="--set", remedy="name the agent's own key")
 
 
 def check_resolved(pipeline: Pipeline) -> None:
