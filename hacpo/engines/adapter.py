@@ -75,6 +75,9 @@ def settle_adapter(
         return
     asked = "none" if settings is None else f"rank {settings.rank}, alpha {settings.alpha}"
     there = "none" if held is None else f"rank {held.config['r']}, alpha {held.config['lora_alpha']}"
+    if settings is not None and held is not None and isinstance(settings.targets, list):
+        asked += f", targets {', '.join(sorted(settings.targets))}"
+        there += f", targets {', '.join(sorted(held.config['target_modules']))}"
     if asked != there:
         raise SettingsError(
             f"the checkpoint of step {step - 1} has another adapter",

@@ -207,7 +207,8 @@ def test_steps_follow_each_other_with_the_same_adapter(base: Path) -> None:
 
     model, folder = trained(base)
     settle(load_model(folder, FLOAT32), SETTINGS, 2)
-    for other in (None, AdapterSettings(rank=4, alpha=9), AdapterSettings(rank=2, alpha=8)):
+    elsewhere = AdapterSettings(rank=4, alpha=8, targets=["q_proj"])
+    for other in (None, AdapterSettings(rank=4, alpha=9), AdapterSettings(rank=2, alpha=8), elsewhere):
         with pytest.raises(SettingsError, match=r"step 1 has another adapter \(expected rank 4, alpha 8"):
             settle(load_model(folder, FLOAT32), other, 2)
     with pytest.raises(SettingsError, match=r"step 1 has another adapter \(expected none, found rank 4"):
