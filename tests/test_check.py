@@ -62,7 +62,7 @@ def test_every_shipped_pipeline_passes_and_nothing_is_written(cli: Cli, shipped:
     assert not [line for line in said if ": error: " in line]
     assert said[-1] == f"{len(runs)} pipelines, none with errors"
     assert all(any(line.startswith(f"{run}: ready") for line in said) for run in runs)
-    assert "to do first: `hacpo import math` (30 pipelines)" in said
+    assert "to do first: `hacpo import math` (41 pipelines)" in said
     assert files(shipped) == before
 
 
@@ -355,8 +355,9 @@ PAPER = ROOT / "pipelines/paper"
 
 
 def test_the_papers_pairs_and_recipes_are_all_there() -> None:
+    """And its ablations, which test_shipped_pipelines.py lists."""
     found = {path.parent.relative_to(PAPER).as_posix() for path in PAPER.rglob("params.yaml")}
-    assert found == {f"{pair}/{recipe}" for pair in TABLE_5 for recipe in COUNTS}
+    assert found >= {f"{pair}/{recipe}" for pair in TABLE_5 for recipe in COUNTS}
 
 
 @pytest.mark.parametrize("pair", list(TABLE_5))

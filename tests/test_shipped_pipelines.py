@@ -51,6 +51,24 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 BASELINES = ("grpo", "gspo", "gspo_x2", "naive")
 
+SIZE, LARGE = "paper/qwen3-1b7-base_qwen3-4b-base", "paper/qwen3-4b-base_qwen3-8b-base"
+ALPHA = {SIZE: 1.0, LARGE: 3.0}  # Table 5; both pairs have delta 0.2 and delta_step 0.025, as the preset
+PAPER_BASELINES = {
+    f"paper/{path.stem}/{recipe}"
+    for path in (PIPELINES / "paper" / "pairs").glob("*.yaml")
+    for recipe in (*BASELINES, "hacpo")
+}
+# run: what its algorithm says otherwise than the pair's HACPO.
+PAPER_ABLATIONS: dict[str, dict[str, Any]] = {
+    f"{SIZE}/no_capability_baseline": {"recipe": "no_capability_baseline", "advantage": {"baseline": "joint"}},
+    f"{SIZE}/no_discrepancy": {"recipe": "no_discrepancy", "advantage": {"discrepancy": False}},
+    **{f"{SIZE}/alpha_{alpha}": {"importance": {"alpha": float(alpha)}} for alpha in (0, 2, 3)},
+    **{f"{LARGE}/alpha_{alpha}": {"importance": {"alpha": float(alpha)}} for alpha in (0, 1, 2)},
+    f"{LARGE}/figure_4/hacpo": {},
+    f"{LARGE}/figure_4/no_clip": {"recipe": "no_clip", "clip": {"cross": "none"}},
+    f"{LARGE}/figure_4/no_stepwise": {"recipe": "no_stepwise", "clip": {"cross_step": 0.0}},
+}
+
 # recipe: how many agents' rollouts one learns from out of n, times the rollouts and, beside n, times the updates.
 COUNTS = {"grpo": (False, 1), "gspo": (False, 1), "gspo_x2": (False, 2)}
 SHARED = (True, 1)
@@ -88,9 +106,9 @@ def test_it_is_valid_and_named_in_the_recipes_page(run: str) -> None:
     settings = settings_of.load(SHIPPED[run])
     if missing := missing_models(settings):
         pytest.skip(f"needs model folders that are not here: {', '.join(missing)}")
-    group = run.rpartition("/")[0]
-    named = named_runs()
-    assert run in named or (group.startswith("paper/") and group in named), f"docs/recipes.md does not name {run}"
+    # A pair of `paper` stands for its five baselines; its ablations are named one by one.
+    named, shown = named_runs(), run.rpartition("/")[0] if run in PAPER_BASELINES else run
+    assert shown in named, f"docs/recipes.md does not name {shown}"
 
 
 def named_runs() -> set[str]:
@@ -102,11 +120,25 @@ def named_runs() -> set[str]:
 
 
 def test_the_recipes_page_names_no_run_that_is_not_there() -> None:
-    assert {name for name in named_runs() if name.startswith("tables/")} <= set(SHIPPED)
+    groups = {run.rpartition("/")[0] for run in PAPER_BASELINES}
+    assert {name for name in named_runs() if name.startswith(("tables/", "paper/"))} <= {*SHIPPED, *groups}
 
 
 def test_every_row_of_the_paper_has_its_file_and_nothing_else_is_there() -> None:
     assert {run for run in SHIPPED if run.startswith("tables/")} == set(ROWS)
+    assert {run for run in SHIPPED if run.startswith("paper/")} == {*PAPER_BASELINES, *PAPER_ABLATIONS}
+
+
+@pytest.mark.parametrize("run", sorted(PAPER_ABLATIONS))
+def test_an_ablation_at_the_papers_scale_differs_in_its_one_switch(run: str) -> None:
+    """From the pair's HACPO, whose row of Table 5 it keeps; Figure 4's are also longer, and looked at more often."""
+    pair = "/".join(run.split("/")[:2])
+    hacpo = settings_of.dump(settings_of.load(SHIPPED[f"{pair}/hacpo"]))
+    assert hacpo["algorithm"] == merged({"recipe": "hacpo", **RECIPES["hacpo"]}, {"importance": {"alpha": ALPHA[pair]}})
+    length = {"steps": 150} if "/figure_4/" in run else {"steps": 58}
+    evaluation = {"evaluation": {"every": 15}} if "/figure_4/" in run else {}
+    expected = merged(hacpo, {**length, **evaluation, "algorithm": PAPER_ABLATIONS[run]})
+    assert settings_of.dump(settings_of.load(SHIPPED[run])) == expected
 
 
 @pytest.mark.parametrize("run", sorted(ROWS))
