@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -23,6 +24,8 @@ stage read. Equations are those of the HACPO paper (arXiv 2603.02604).
 merged key by key, anything else replaces, and `key: null` leaves out what the other file says there. Runs may be
 grouped in folders: `pipelines/tables/size/hacpo/params.yaml` is the run `tables/size/hacpo`.
 """
+
+_WORDS = {int: "integer", float: "number", str: "text", bool: "true/false", NoneType: "null"}
 
 
 def document() -> str:
@@ -54,7 +57,7 @@ def _block(prefix: str, model: type[BaseModel], title: str) -> list[str]:
         path = f"{prefix}.{name}" if prefix else name
         nested = _section_in(field.annotation)
         if nested is not None:
-            mapped = str(field.annotation).startswith("dict")
+            mapped = get_origin(field.annotation) is dict
             inner += _block(f"{path}.<name>" if mapped else path, nested, (nested.__doc__ or "").splitlines()[0])
         extra: dict[str, Any] = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         meaning = field.description or f"See `{path}` below."
@@ -76,18 +79,44 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def _type(field: FieldInfo) -> str:
-    annotation = field.annotation
-    options = [value for value in get_args(annotation) if isinstance(value, str)]
-    if options:
-        return ", ".join(f"`{value}`" for value in options)
-    nested = _section_in(annotation)
+    nested = _section_in(field.annotation)
     if nested is not None:
-        return "block" if not str(annotation).startswith("dict") else "name -> block"
-    text = str(getattr(annotation, "__name__", annotation)) if not get_args(annotation) else str(annotation)
-    for python, plain in (("<class '", ""), ("'>", ""), ("int", "integer"), ("str", "text"), ("bool", "true/false")):
-        text = text.replace(python, plain)
-    text = text.replace("tuple[text, ...]", "list of texts")
-    return text.replace("None", "null").replace(" | ", " or ").replace("float", "number")
+        return "name -> block" if get_origin(field.annotation) is dict else "block"
+    return _in_words(field.annotation, _bounds(field))
+
+
+def _in_words(annotation: Any, bounds: str = "") -> str:
+    """A type as a person writes its values: `text or null`, `number from 0 to 1`, `list of texts`.
+
+    Args:
+        bounds: what `_bounds` says of its numbers.
+
+    Raises:
+        TypeError: no words are known for it.
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(_value(value) for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_in_words(argument, bounds) for argument in arguments)
+    if origin is dict and arguments[0] is str:
+        return f"name -> {_in_words(arguments[1])}"
+    if origin is list or (origin is tuple and arguments[1:] == (...,)):
+        return f"list of {_in_words(arguments[0])}{'s' if arguments[0] in _WORDS else ''}"
+    if annotation in (int, float):
+        return f"{_WORDS[annotation]}{bounds}"
+    if annotation not in _WORDS:
+        raise TypeError(f"docs/settings.md has no words for the type {annotation}")
+    return _WORDS[annotation]
+
+
+def _bounds(field: FieldInfo) -> str:
+    """What values of a number are allowed: ` from 0 to 1`, ` above 0 and at most 1`, ` from 1`; empty if all are."""
+    found = {
+        name: getattr(one, name) for name in ("ge", "gt", "le", "lt") for one in field.metadata if hasattr(one, name)
+    }
+    words = {"ge": "from", "gt": "above", "le": "to" if "ge" in found else "and at most", "lt": "and below"}
+    return "".join(f" {words[name]} {value:g}" for name, value in found.items())
 
 
 def _default(field: FieldInfo, prefix: str, path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,45 @@ def test_settings_page_is_current() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == document(), (
         "run `python -m hacpo.settings_doc > docs/settings.md`"
     )
+
+
+def _types() -> dict[str, str]:
+    """Key -> the type column of the settings page."""
+    types, block = {}, ""
+    for line in document().split("## Recipes")[0].splitlines():
+        if line.startswith("## `"):
+            block = f"{line[4:-1]}."
+        elif line.startswith("| `"):
+            key, kind = re.findall(r"(?<!\\)\| (.*?) (?=\|)", line)[:2]
+            types[block + key.strip("`")] = kind
+    return types
+
+
+def test_types_on_the_settings_page_are_words_not_python() -> None:
+    types = _types()
+    assert len(types) > 100
+    python = re.compile(
+        r"typing|Literal|Optional|Union|tuple|dict|\bstr\b|\bint\b|\bfloat\b|bool|None|[\[\]]|\bge\b|\blt\b"
+    )
+    assert [(key, kind) for key, kind in types.items() if python.search(kind)] == []
+    # Written down in hacpo/config.py as Literal["arithmetic"] | None, Literal[...] | None, float >= 0 and <= 1, ...
+    expected = {
+        "data.sets.<name>.task": "`arithmetic` or null",
+        "data.sets.<name>.split": "`train`, `heldout` or null",
+        "data.sets.<name>.problems": "integer from 1 or null",
+        "agents.<name>.tiny.warmup.slips": "number from 0 to 1",
+        "agents.<name>.tiny.warmup.guessing": "name -> number",
+        "agents.<name>.adapter.targets": "text or list of texts",
+        "sampling.top_p": "number above 0 and at most 1",
+        "sampling.stop": "list of texts",
+        "optimizer.beta1": "number from 0 and below 1",
+        "evaluation.metrics": "name -> list of texts",
+        "evaluation.average": "list of texts or null",
+        "agents": "name -> block",
+        "engine.vllm.sleep": "true/false",
+        "data.sets.<name>.seed": "integer",
+    }
+    assert {key: types[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pipelines").glob("*/params.yaml")), ids=lambda path: path.parent.name)
