@@ -8,7 +8,8 @@ Notation (B responses of a micro-batch, T padded tokens in the learner's vocabul
     c       s clipped to [lower, upper] of this update
     sg[.]   stop-gradient
     own     min(s A, c A)       GSPO; GRPO: the same per token, then the mean over tokens
-    cross   c sg[c]^alpha A     no outer min: outside the interval there is no gradient, whatever the sign of A
+    cross   c sg[min(c, 1)]^alpha A     no outer min: outside the interval there is no gradient, whatever the sign of A;
+            eq. 12 weighs where s < 1 only, which matters where the upper bound is above 1 (`clip.cross: none`, `own`)
     v       weight from the sampler's to the training stack's distribution (`hacpo.sampler_correction`); 1 if off
     loss    - sum_i w_i v_i objective_i + kl_coef sum_i w_i KL_i      (KL over all responses, or over own ones)
 
@@ -104,7 +105,7 @@ class ResponseTerms:
     """bool: the clip leaves no gradient. Own: A > 0 and s > upper, or A < 0 and s < lower; token level: so for every
     token. Cross: s outside [lower, upper] (under `cross: own` as own)."""
     is_weight_b: Tensor
-    """sg[c]^alpha; 1 for own."""
+    """sg[min(c, 1)]^alpha; 1 for own."""
     objective_b: Tensor
     """This response's term before averaging and before the sampler's weight."""
 
@@ -167,7 +168,7 @@ def response_terms(
         ratio_b = torch.where(batch.is_self_b, token_ratio_b, ratio_b)
         term_b = torch.where(batch.is_self_b, token_term_b, term_b)
         clipped_b = torch.where(batch.is_self_b, token_clipped_b, clipped_b)
-    weight_b = ratio_b.detach().clamp(lower_b, upper_b).pow(importance.alpha)
+    weight_b = ratio_b.detach().clamp(lower_b, upper_b).clamp(max=1.0).pow(importance.alpha)
     is_weight_b = torch.where(batch.is_self_b, torch.ones_like(weight_b), weight_b)
     return ResponseTerms(
         learner_logprob_b=(learner_logprob_b / tokens_b).detach(),

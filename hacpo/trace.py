@@ -4,7 +4,7 @@ Written apart from `hacpo.loss`, in numpy instead of torch, so that one checks t
 
     s = exp(bounded((learner_sum - source_sum) / |y|))      arXiv 2603.02604, eq. 11
     own    min(s A, c A)                                     GSPO; c = s clipped to [lower, upper]
-    cross  c c^alpha A                                       eq. 12-14; `clip.cross: own`: min(s A, c A) c^alpha
+    cross  c min(c, 1)^alpha A                               eq. 12-14; `clip.cross: own`: min(s A, c A) min(c, 1)^alpha
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TraceColumns:
     clipped: Flags
     """The clip leaves no gradient; false where it is not `known`."""
     is_weight: Floats
-    """c^alpha; 1 for own."""
+    """min(c, 1)^alpha; 1 for own."""
     objective: Floats
     """The response's term before averaging and before the sampler's weight; NaN where it is not `known`."""
     known: Flags
@@ -87,7 +87,7 @@ def trace_columns(
     ratio_b = np.exp(np.clip(log_ratio_b, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     lower_b, upper_b = clip_intervals(own_b, update, clip)
     clipped_ratio_b = np.clip(ratio_b, lower_b, upper_b)
-    is_weight_b = np.where(own_b, 1.0, clipped_ratio_b**importance.alpha)
+    is_weight_b = np.where(own_b, 1.0, np.minimum(clipped_ratio_b, 1.0) ** importance.alpha)
     pessimistic_b = own_b | (clip.cross == "own")
     term_b = clipped_ratio_b * advantage_b
     objective_b = np.where(pessimistic_b, np.minimum(ratio_b * advantage_b, term_b), term_b) * is_weight_b

@@ -165,10 +165,21 @@ def test_clip_none_is_the_plain_weighted_ratio(ratio: float, advantage: float) -
     batch = batch_of_ratios([ratio], [advantage], [False])
     terms = response_terms(batch, update_index=0, importance=importance(alpha=2.0), clip=clip(cross="none"))
     assert not terms.clipped_b.any()
-    assert terms.objective_b.item() == pytest.approx(ratio**3 * advantage, rel=1e-13)
-    # s * (s^2 A): the weight has no gradient
-    assert gradient(terms.objective_b.sum(), batch).item() == pytest.approx(ratio**3 * advantage, rel=1e-13)
+    # Eq. 12 weighs where s < 1 only: s * (s^2 A) there, s A above; the weight has no gradient.
+    wanted = ratio * min(ratio, 1.0) ** 2 * advantage
+    assert terms.objective_b.item() == pytest.approx(wanted, rel=1e-13)
+    assert gradient(terms.objective_b.sum(), batch).item() == pytest.approx(wanted, rel=1e-13)
     assert math.isfinite(terms.lower_b.item() + terms.upper_b.item())
+
+
+def test_above_one_an_unclipped_ratio_has_weight_one() -> None:
+    batch = batch_of_ratios([3.0], [1.0], [False])
+    loss, terms = update_loss(
+        batch, update_index=0, importance=importance(alpha=1.0), clip=clip(cross="none"), loss=penalty(kl_coef=0.0)
+    )
+    assert (terms.is_weight_b.item(), terms.objective_b.item()) == (1.0, pytest.approx(3.0, rel=1e-14))
+    # loss = -s A, d loss / d log s = -s A = -3; weighed by sg[s] it would be -s sg[s] A = -9.
+    assert gradient(loss, batch).item() == pytest.approx(-3.0, rel=1e-14)
 
 
 @given(st.floats(0.1, 3.0), st.floats(-3, 3), st.integers(0, 12))
@@ -187,13 +198,16 @@ def test_cross_own_at_alpha_zero_is_the_own_loss(ratio: float, advantage: float,
 
 
 def test_cross_own_with_alpha_weighs_by_the_own_interval() -> None:
-    batch = batch_of_ratios([1.5, 1.5], [2.0, -2.0], [False, False])
+    batch = batch_of_ratios([1.5, 1.5, 0.5, 0.5], [2.0, -2.0, 2.0, -2.0], [False] * 4)
     terms = response_terms(
-        batch, update_index=0, importance=importance(alpha=1.0), clip=clip(cross="own", own_high=0.28)
+        batch,
+        update_index=0,
+        importance=importance(alpha=1.0),
+        clip=clip(cross="own", own_low=0.2, own_high=0.28),
     )
-    # c = 1.28: min(3, 2.56) * 1.28 and min(-3, -2.56) * 1.28
-    torch.testing.assert_close(terms.objective_b, f64(2.56 * 1.28, -3.0 * 1.28), **TIGHT)
-    assert terms.clipped_b.tolist() == [True, False]
+    # c = 1.28 and 0.8; min(3, 2.56) and min(-3, -2.56) by weight 1; min(1, 1.6) and min(-1, -1.6) by weight 0.8
+    torch.testing.assert_close(terms.objective_b, f64(2.56, -3.0, 1.0 * 0.8, -1.6 * 0.8), **TIGHT)
+    assert terms.clipped_b.tolist() == [True, False, False, True]
 
 
 @given(st.floats(0.1, 3.0), st.floats(-3, 3), st.integers(0, 12))

@@ -197,6 +197,15 @@ def test_alpha_is_the_exponent_of_the_clipped_ratio(small: Path, cli: Cli, tmp_p
     assert clipped.n_unique() > 10
 
 
+def test_without_a_clip_responses_likelier_to_the_learner_are_not_amplified(
+    small: Path, cli: Cli, tmp_path: Path
+) -> None:
+    trace, _ = updated(cli, tmp_path, "algorithm.importance.alpha=3.0", "algorithm.clip.cross=none")
+    cross = trace.filter(~pl.col("is_self"))
+    assert 0 < (cross["ratio"] > 1).sum() < len(cross)
+    assert (cross["is_weight"] - cross["ratio"].clip(upper_bound=1.0) ** 3).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("reference", ["source", "self"])
 def test_naive_divides_by_the_policy_that_it_is_told(small: Path, cli: Cli, tmp_path: Path, reference: str) -> None:
     naive = [

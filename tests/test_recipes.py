@@ -100,12 +100,12 @@ def test_every_recipe_is_finite_and_adds_up(recipe: str) -> None:
 
 
 # recipe: effective advantage (times sigma + eps) of a right cross answer, then for the ratios 0.9, 0.82 and 1.2 the
-# factor before it (c * c^alpha; naive: min(s, 1.0004)) and whether it is clipped.
+# factor before it (c * min(c, 1)^alpha; naive: min(s, 1.0004)) and whether it is clipped.
 CROSS = {
     "hacpo": (2 * 0.375, [0.9**2, 0.85**2, 1.0], [False, True, True]),
     "no_capability_baseline": (2 * 0.5, [0.9**2, 0.85**2, 1.0], [False, True, True]),
     "no_discrepancy": (0.375, [0.9**2, 0.85**2, 1.0], [False, True, True]),
-    "no_clip": (2 * 0.375, [0.9**2, 0.82**2, 1.2**2], [False, False, False]),
+    "no_clip": (2 * 0.375, [0.9**2, 0.82**2, 1.2], [False, False, False]),
     "no_stepwise": (2 * 0.375, [0.9**2, 0.82**2, 1.0], [False, False, True]),
     "naive": (0.5, [0.9, 0.82, 1.0004], [False, False, True]),
     # The learner's baseline for the partner's answers too: 1 - 0.3125. Token counts are equal: own_tokens is too.

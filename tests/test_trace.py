@@ -55,6 +55,15 @@ def test_cross_by_hand() -> None:
     assert found.known.all()
 
 
+def test_without_a_clip_the_weight_ends_at_one() -> None:
+    # Eq. 12 weighs where s < 1. Sums as above, mean -0.45: s = e^0.05, weight 1, objective s * 0.5;
+    # mean -1.0: s = e^-0.5, weight s^2 (alpha 2), objective s^3 * 0.5 = e^-1.5 * 0.5.
+    settings = algorithm("no_clip", importance={"alpha": 2.0})
+    found = columns(settings, own=[False] * 2, learner=[-0.45, -1.0], advantage=[0.5] * 2, update=2)
+    assert found.is_weight == pytest.approx([1.0, math.exp(-1.0)], rel=1e-14)
+    assert found.objective == pytest.approx([math.exp(0.05) * 0.5, math.exp(-1.5) * 0.5], rel=1e-13)
+
+
 @pytest.mark.parametrize(
     ("norm", "exponent"),
     [
