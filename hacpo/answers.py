@@ -8,6 +8,7 @@ brackets. What needs a mathematics library is decided in `hacpo.equivalence`; do
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Callable, Container
@@ -45,6 +46,17 @@ def extract_answer(text: str, max_characters: int = 2000) -> str | None:
         if depth == 0:
             return text[start : brace.start()].strip()
     return text[start : start + max_characters + 1] if len(text) - start > max_characters else None
+
+
+def shortened(answer: str, most: int) -> str:
+    """An answer as tables keep it: of more than `most` characters the first ones, `…` and a digest of all of it.
+
+    The digest keeps answers apart that only differ further on (a vote counts them), and shows that more was said.
+    """
+    whole = answer.encode("utf-8", "replace")
+    if len(answer) <= most:
+        return whole.decode("utf-8")
+    return answer[:most].encode("utf-8", "replace").decode("utf-8") + "…" + hashlib.sha256(whole).hexdigest()[:12]
 
 
 def nesting(text: str) -> int:

@@ -580,7 +580,12 @@ class VerificationSettings(Section):
         unit="levels",
         ge=1,
     )
-    max_extracted: int = knob(200, doc="Longest `extracted` kept in a table; the rest is cut.", unit="characters", ge=1)
+    max_extracted: int = knob(
+        200,
+        doc="Longest `extracted` kept in a table; of a longer one a digest takes the place of the rest.",
+        unit="characters",
+        ge=1,
+    )
 
     @property
     def is_math(self) -> bool:

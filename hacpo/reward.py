@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hacpo.answers import extract_answer, nesting, plain_verdict
+from hacpo.answers import extract_answer, nesting, plain_verdict, shortened
 from hacpo.errors import DataError, RewardError
 from hacpo.judgement import Judgement, Outcome, failure
 from hacpo.verification_pool import Question, WorkerPool
@@ -53,7 +53,8 @@ class Verdict:
     """With `math` 1.0 for `correct` and 0.0 otherwise; a function's may be any finite float32."""
     verdict: Outcome
     extracted: str | None
-    """The answer that was judged, cut to `verification.max_extracted` characters; None where there was none."""
+    """The answer that was judged, None where there was none; beyond `verification.max_extracted` characters shortened
+    (`answers.shortened`)."""
     message: str | None = None
     """Why nobody can tell, where the verdict is `error` or `timeout`."""
 
@@ -138,18 +139,21 @@ class Verifier:
             raise DataError("the gold answer is empty", where=request.key, remedy="leave the problem out")
         if request.finish_reason == "length":
             return Verdict(0.0, "truncated", None), None
-        answer = extract_answer(request.text, settings.max_characters)
+        gold = request.answer.strip()
+        if r"\boxed" in gold:
+            gold = extract_answer(gold, len(gold)) or gold
+        whole = max(settings.max_characters, len(gold))
+        answer = extract_answer(request.text, whole)
         if not answer:
             return Verdict(0.0, "no_answer", None), None
-        extracted = answer[: settings.max_extracted].encode("utf-8", "replace").decode("utf-8")
-        gold = request.answer
-        if r"\boxed" in gold:
-            gold = extract_answer(gold, settings.max_characters) or gold
-        plain = plain_verdict(answer, gold)
+        extracted = shortened(answer, settings.max_extracted)
+        # Before anything is compared: what is longer than `whole` has been cut, and its beginning is not the answer.
+        same = len(answer) <= whole and answer == gold
+        if not same and max(len(answer), len(gold)) > settings.max_characters:
+            return _verdict(failure(f"an answer of more than {settings.max_characters} characters"), extracted), None
+        plain = same or plain_verdict(answer, gold)
         if plain is not None:
             return Verdict(float(plain), "correct" if plain else "wrong", extracted), None
-        if max(len(answer), len(gold)) > settings.max_characters:
-            return _verdict(failure(f"an answer of more than {settings.max_characters} characters"), extracted), None
         if max(nesting(answer), nesting(gold)) > settings.max_nesting:
             return _verdict(failure(f"brackets nest deeper than {settings.max_nesting}"), extracted), None
         return _verdict(_UNDECIDED, extracted), (answer, gold)

@@ -168,7 +168,35 @@ def test_limits_come_before_any_parsing() -> None:
         )
         assert len(verifier._pool) == 1  # for the last one
     assert outcomes(verdicts) == ["error", "error", "correct", "wrong"]
-    assert [verdict.extracted for verdict in verdicts] == ["x+x+x+x+", "((((x+1)", "((((x+1)", "abc?def,"]
+    kept = [verdict.extracted.partition("…")[0] for verdict in verdicts if verdict.extracted]
+    assert kept == ["x+x+x+x+", "((((x+1)", "((((x+1)", "abc?def,"]
+
+
+def test_an_answer_that_is_too_long_is_never_compared_by_its_beginning(verifier: Verifier) -> None:
+    zeros, digits = "0" * 1000, "7" * 5000
+    verdicts = verifier.verify(
+        [
+            boxed("its first 1001 digits are 5", zeros + "54321", "5"),
+            boxed("its first 1001 characters are spaces and 5", " " * 1000 + "54321", "5"),
+            boxed("the gold answer and more", digits + "1", digits),
+            boxed("the gold answer, spaces and more", digits + " " * 2000 + "1", digits),
+            boxed("the gold answer", digits, digits),
+            boxed("the gold answer, boxed", digits, rf"So \boxed{{{digits}}}"),
+        ]
+    )
+    assert outcomes(verdicts) == ["error"] * 4 + ["correct"] * 2
+
+
+def test_extracted_answers_that_differ_late_stay_apart(verifier: Verifier) -> None:
+    """A vote counts `extracted`: two answers of 300 characters with the same first 200 are two answers."""
+    same = "1" * 299
+    first, second, again = (
+        verdict.extracted
+        for verdict in verifier.verify([boxed("a", same + "2"), boxed("b", same + "3"), boxed("c", same + "2")])
+    )
+    assert first == again != second
+    assert first is not None
+    assert first.startswith("1" * 200 + "…")
 
 
 def test_plain_numbers_need_no_process_and_no_library() -> None:
