@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_leaves_nothing(cli: Cli, finished_copy: Path, tmp_
     save_file({key: value for key, value in weights.items() if key != name}, checkpoint / "model.safetensors")
     refused = cli("export", RUN, tmp_path / "out/model", "--agent", "ada", "--step", 2)
     assert refused.code == 6
-    assert f"its weights do not fit its config: missing keys {name}" in refused.error
+    assert f"its weights lack the parameter {name}" in refused.error
     assert not any((tmp_path / "out").iterdir())
     # A checkpoint that is gone is named with the command that makes it.
     checkpoint.rename(tmp_path / "gone")

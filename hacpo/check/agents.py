@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hacpo.check.remarks import Remark, error, to_do, warning
 from hacpo.config import AgentSettings
-from hacpo.errors import HacpoError, ModelError
+from hacpo.errors import ArtifactError, HacpoError, ModelError
 from hacpo.estimate.known_models import KNOWN_MODELS, agent_shape
 from hacpo.estimate.shapes import ModelShape
 from hacpo.hub import model_files
@@ -75,10 +75,24 @@ def _check_folder(pipeline: Pipeline, name: str, agent: AgentSettings) -> Iterat
         if not lacking:
             try:
                 agent_shape(name, agent, pipeline.root)
-            except ModelError as refusal:
+                _check_weights(folder, Path(agent.model))
+            except (ModelError, ArtifactError) as refusal:
                 yield error(f"{where}: {refusal}")
         if agent.revision is not None:
             yield warning(f"agents.{name}.revision: {agent.model} is a folder, of which no revision can be told")
+
+
+def _check_weights(folder: Path, called: Path) -> None:
+    """Refuse what warm-up refuses: links out of the folder, code instead of an architecture, weights that do not fit.
+
+    Raises:
+        ModelError, ArtifactError: that is so.
+    """
+    from hacpo.engines.loadable import load_whole
+    from hacpo.model_folder import model_files
+
+    model_files(folder)
+    load_whole(folder, called, dtype="auto", device_map="meta")
 
 
 def _check_repository(name: str, repository: str, agent: AgentSettings, on_hub: OnHub | None) -> Iterator[Remark]:

@@ -21,6 +21,7 @@ import torch
 from hacpo.config import AdapterSettings, TinySettings
 from hacpo.engines.checkpoint import storage_errors
 from hacpo.errors import ArtifactError, ModelError, SettingsError
+from hacpo.model_folder import why_unloadable
 from hacpo.seeds import derive_seed
 from hacpo.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config, policy_hash
 
@@ -108,10 +109,13 @@ def check_adapter(start: Path | TinySettings, settings: AdapterSettings, where: 
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(start), local_files_only=True))
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(str(start), local_files_only=True, trust_remote_code=False),
+                trust_remote_code=False,
+            )
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError and others for configs it cannot use.
-        raise ModelError(f"cannot be loaded: {(str(error).splitlines() or ['?'])[0][:160]}", where=start) from None
+        raise ModelError(f"cannot be loaded: {why_unloadable(error)}", where=start) from None
     resolve_targets(model, settings, where)
 
 

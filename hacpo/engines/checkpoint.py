@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from hacpo.config import EngineSettings
+from hacpo.engines.loadable import load_whole
 from hacpo.errors import ArtifactError, ModelError
-from hacpo.model_source import STARTED_FROM
-from hacpo.weights import ADAPTER_FILES, WEIGHT_SUFFIXES, base_of, holds_adapter, is_weights, policy_hash
+from hacpo.model_folder import copy_file, model_files
+from hacpo.weights import ADAPTER_FILES, base_of, holds_adapter, is_weights, policy_hash
 
 __all__ = ["copy_model_folder", "load_model", "policy_hash", "resolve_device", "save_model", "storage_errors"]
 
@@ -39,28 +40,19 @@ def load_model(folder: Path, settings: EngineSettings, *, to_shard: bool = False
         to_shard: in float32 on the CPU instead: what is sharded and trained.
 
     Raises:
-        ModelError: transformers cannot load it, or it holds an adapter and there is no PEFT.
+        ModelError: transformers cannot load it, its weights are not those of its config, or it holds an adapter and
+            there is no PEFT.
         ArtifactError: a weights file is damaged, or an adapter's base has changed.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.utils.logging import disable_progress_bar
+    from transformers import GenerationConfig
 
-    disable_progress_bar()  # one for each file, through our own
     base = _base(folder) if holds_adapter(folder) else folder
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            str(base),
-            local_files_only=True,
-            dtype=torch.float32 if to_shard else getattr(torch, settings.dtype),
-            **({} if settings.attention == "auto" else {"attn_implementation": settings.attention}),
-        )
-    except SafetensorError as error:
-        raise ArtifactError(f"damaged weights: {error}", where=folder) from None
-    except Exception as error:
-        # transformers raises OSError, ValueError, KeyError and others for folders it cannot use.
-        raise ModelError(f"cannot be loaded: {(str(error).splitlines() or ['?'])[0][:160]}", where=folder) from None
+    model = load_whole(
+        base,
+        folder,
+        dtype=torch.float32 if to_shard else getattr(torch, settings.dtype),
+        **({} if settings.attention == "auto" else {"attn_implementation": settings.attention}),
+    )
     for parameter in model.parameters():
         # Weights may be views into a mapped file at any alignment, and alignment can change the last bit of a product.
         parameter.data = parameter.data.clone()
@@ -85,28 +77,24 @@ def _base(folder: Path) -> Path:
 
 
 def copy_model_folder(source: Path, target: Path) -> None:
-    """Copy a model folder (weights by hard link where possible), leaving out trainer state, foreign weight formats and
-    what another run wrote down about its own start.
+    """Copy the model's files of a folder (by hard link where possible), without what another run wrote down about its
+    own start.
 
     Raises:
-        ModelError: no config.json or no safetensors weights.
+        ModelError: no config.json or no safetensors weights, or a file is a link that leaves the folder.
     """
     for wanted in ("config.json",):
         if not (source / wanted).is_file():
             raise ModelError(f"is no model folder: it has no {wanted}", where=source)
     if holds_adapter(source):
         raise ModelError("holds an adapter, not a model alone", where=source, remedy="merge the two first")
+    files = model_files(source)
     policy_hash(source)
-    for file in sorted(source.iterdir()):
-        if not file.is_file() or (file.suffix in WEIGHT_SUFFIXES and file.suffix != ".safetensors"):
-            continue
-        if file.name == STARTED_FROM:
-            continue
-        real = file.resolve()
+    for file in files:
         try:
-            os.link(real, target / file.name)
+            os.link(file.resolve(), target / file.name)
         except OSError:
-            shutil.copyfile(real, target / file.name)
+            copy_file(file, target / file.name)
 
 
 def save_model(model: Any, target: Path, like: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
@@ -129,13 +117,17 @@ def save_model(model: Any, target: Path, like: Path, weights: Mapping[str, torch
         for file in target.iterdir():
             if not is_weights(file):
                 file.unlink()
+    readable = 0o644
     for file in sorted(like.iterdir()):
         # transformers takes a folder with a config for a whole model, and would not look for the adapter's base.
         kept_out = (*ADAPTER_FILES, "config.json") if adapter is not None else ()
         if file.is_file() and not is_weights(file) and file.name not in kept_out:
-            shutil.copyfile(file, target / file.name)
+            copy_file(file, target / file.name)
+        elif is_weights(file):
+            readable = stat.S_IMODE(file.stat().st_mode)
     for file in target.iterdir():
-        file.chmod(0o644)  # safetensors makes files that only their owner may read
+        if is_weights(file) or file.name in ADAPTER_FILES:
+            file.chmod(readable)  # safetensors makes files that only their owner may read
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from hacpo.config import AgentSettings
 from hacpo.engines.base import OnProgress
 from hacpo.engines.chat_templates import settle_chat
 from hacpo.engines.checkpoint import copy_model_folder
+from hacpo.engines.loadable import load_whole
 from hacpo.errors import ModelError
 from hacpo.hub import fetch_model
 from hacpo.model_source import hub_repository, missing_folder, write_started_from
@@ -28,7 +29,7 @@ def start_from_model(
         What was done, in words for the user.
 
     Raises:
-        ModelError: the folder or the chat template is missing, or cannot be used.
+        ModelError: the folder or the chat template is missing, or cannot be used; code of the folder is never run.
         HacpoError: the hub does not give the model.
     """
     assert settings.model is not None
@@ -51,4 +52,7 @@ def start_from_model(
     copy_model_folder(source, target)
     if repository is not None:
         write_started_from(target, repository, commit)
-    return ", ".join([*notes, *settle_chat(target, Path(settings.model) if repository else source, template)])
+    called = Path(settings.model) if repository else source
+    notes += settle_chat(target, called, template)
+    load_whole(target, called, dtype="auto", device_map="meta")  # what is missing is found before a rollout is paid for
+    return ", ".join(notes)

@@ -11,6 +11,7 @@ from typing import Any
 from hacpo.context_length import context_length
 from hacpo.engines.plain_text import decode_exactly, is_control, text_encoder
 from hacpo.errors import DataError, ModelError, TemplateError
+from hacpo.model_folder import why_unloadable
 from hacpo.stopping import eos_token_ids
 
 _ANSWER = "ANSWER"
@@ -36,11 +37,10 @@ def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError and others, depending on which file is absent.
-        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
-        raise ModelError(f"no usable tokenizer: {reason}", where=called or folder) from None
+        raise ModelError(f"no usable tokenizer: {why_unloadable(error)}", where=called or folder) from None
 
 
 class ChatTokenizer:

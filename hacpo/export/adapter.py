@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from hacpo.config import EngineSettings
 from hacpo.errors import ArtifactError, SettingsError
 from hacpo.export.folder import is_exported
+from hacpo.model_folder import copy_file
 from hacpo.model_source import read_started_from
 from hacpo.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, holds_adapter
 
@@ -104,7 +104,7 @@ def export_adapter(checkpoint: Path, target: Path, facts: AdapterFacts, engine: 
     load_model(checkpoint, engine.model_copy(update={"device": "cpu"}))  # it must fit its base
     for file in sorted(checkpoint.iterdir()):
         if is_exported(file) and file.name not in (ADAPTER_BASE, ADAPTER_CONFIG):
-            shutil.copyfile(file, target / file.name)
+            copy_file(file, target / file.name)
     config = json.loads((checkpoint / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     config |= {"base_model_name_or_path": facts.base} | ({"revision": facts.revision} if facts.revision else {})
     text = json.dumps(config, indent=2, sort_keys=True)

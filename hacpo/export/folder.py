@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from hacpo.errors import MissingInputError, SettingsError
-from hacpo.weights import ADAPTER_CONFIG, WEIGHT_SUFFIXES
+from hacpo.model_folder import copy_file, is_model_file
+from hacpo.model_source import STARTED_FROM
+from hacpo.weights import ADAPTER_CONFIG
 
 CARD = "README.md"
 
@@ -39,7 +40,7 @@ def check_target(target: Path, artifacts: Path, *, force: bool) -> None:
 def copy_model(checkpoint: Path, target: Path) -> None:
     """Copy what any tool needs to load the model, licences included, into the empty folder `target`.
 
-    Left out are the trainer's state, weights in other formats, a model card (ours is another) and hidden files. The
+    Taken along is what makes a model folder (`hacpo.model_folder`), without a model card: ours is another. The
     files are copies, never links: whoever edits the export must not change the checkpoint.
 
     Raises:
@@ -49,10 +50,10 @@ def copy_model(checkpoint: Path, target: Path) -> None:
         raise MissingInputError("is no checkpoint: it has no config.json", where=checkpoint)
     for file in sorted(checkpoint.iterdir()):
         if is_exported(file):
-            shutil.copyfile(file, target / file.name)
+            copy_file(file, target / file.name)
 
 
 def is_exported(file: Path) -> bool:
     """Whether a file of a checkpoint is taken along."""
-    foreign = file.suffix in WEIGHT_SUFFIXES and file.suffix != ".safetensors"
-    return file.is_file() and not foreign and not file.name.startswith(".") and file.name != CARD
+    named = is_model_file(file.name) or file.name == STARTED_FROM
+    return named and file.is_file() and not file.is_symlink() and file.name != CARD

@@ -1,0 +1,93 @@
+"""Which files make a model folder, and which of them are taken: the folder is a stranger's input.
+
+Weights, config, tokenizer, templates and licences, by name: nothing else is read, linked or copied. A file may be a
+link within its folder, or into the `blobs` of the hub's cache that the folder lies in; a link elsewhere could hand
+anybody's file on to whoever gets the checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from hacpo.errors import ModelError
+from hacpo.weights import WEIGHT_SUFFIXES
+
+_NAMES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template.*",
+    "*processor_config.json",
+    "adapter_config.json",
+    "adapter_base.json",
+    "README.md",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "COPYING*",
+    "USE_POLICY*",
+)
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name may belong to a model folder: weights in safetensors, and what is read beside them.
+
+    Weights in formats that can hold code (pickles), scripts and anything unknown are none.
+    """
+    if name.startswith(".") or (Path(name).suffix in WEIGHT_SUFFIXES and not name.endswith(".safetensors")):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in _NAMES)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The model's files in a folder, by name.
+
+    Raises:
+        ModelError: one of them is a link that leaves the folder, or leads nowhere.
+    """
+    files = [path for path in sorted(folder.iterdir()) if is_model_file(path.name) and not path.is_dir()]
+    roots = _roots(folder)
+    for file in files:
+        real = file.resolve()
+        if not real.is_file() or not any(real.is_relative_to(root) for root in roots):
+            raise ModelError(
+                "is no file of this model folder",
+                where=file,
+                found=f"a link to {file.readlink()}" if file.is_symlink() else "no regular file",
+                remedy="put a copy in its place if it belongs to the model, else remove it",
+            )
+    return files
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Where a model folder's files may really lie: in it, or beside the snapshot of the hub's cache that it is
+    (`models--<owner>--<name>/snapshots/<commit>`, whose files are links to `../../blobs`)."""
+    whole = folder.resolve()
+    cached = whole.parent.name == "snapshots" and whole.parents[1].name.startswith("models--")
+    return [whole, whole.parents[1] / "blobs"] if cached else [whole]
+
+
+def copy_file(file: Path, target: Path) -> None:
+    """Copy a file with its permissions: what only its owner may read stays so."""
+    shutil.copyfile(file, target)
+    shutil.copymode(file, target)
+
+
+def why_unloadable(error: Exception) -> str:
+    """What to say of an error that transformers raised over a model folder, in one line."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return "it brings code of its own (auto_map), which is never run, for an architecture that is unknown here"
+    return (text.splitlines() or [type(error).__name__])[0][:160]

@@ -1,0 +1,180 @@
+"""Model folders that strangers made: code in them is never run, and links in them give nothing away."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli, environment
+from hacpo.model_folder import is_model_file
+
+START = Path("artifacts/small/checkpoints/step=0000/agent=ada")
+
+CODE = """
+from pathlib import Path
+from transformers import PretrainedConfig, LlamaForCausalLM, LlamaConfig
+
+Path(r"{ran}").write_text("code of the model folder ran")
+
+
+class Config(LlamaConfig):
+    model_type = "stranger"
+
+
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+@pytest.fixture
+def folder(cli: Cli, project: Path, models: Path) -> Path:
+    """The project's `models/ada` as a folder of its own, which a test may change."""
+    assert cli("resolve", "pipelines/small").code == 0
+    (project / "models").unlink()
+    shutil.copytree(models, project / "models")
+    return project / "models/ada"
+
+
+@pytest.mark.parametrize("command", ["warmup", "plan --check"])
+def test_code_of_a_model_folder_never_runs_whatever_is_answered(
+    project: Path, folder: Path, tmp_path: Path, command: str
+) -> None:
+    """transformers asks on standard input whether to run it, unless it is told not to ask."""
+    ran = tmp_path / "ran"
+    (folder / "modeling.py").write_text(CODE.format(ran=ran))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "stranger",
+        "auto_map": {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    words = command.split()
+    options = ["--agent", "ada"] if command == "warmup" else words[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.cli", words[0], *options, "pipelines/small"],
+        input="y\ny\ny\n",
+        capture_output=True,
+        text=True,
+        cwd=project,
+        env=environment(),
+        check=False,
+    )
+    assert not ran.exists()
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert not (project / START).exists()
+
+
+def test_a_link_out_of_the_folder_is_refused(cli: Cli, project: Path, folder: Path, tmp_path: Path) -> None:
+    private = tmp_path / "id_rsa"
+    private.write_text("a private key")
+    private.chmod(0o600)
+    (folder / "LICENSE").symlink_to(private)
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6
+    assert "LICENSE" in result.error
+    assert "a link to" in result.error
+    assert not START.exists()
+    (folder / "LICENSE").unlink()
+    (folder / "LICENSE").write_text("free")
+    (folder / "NOTICE").symlink_to("LICENSE")  # within the folder
+    assert cli("warmup", "pipelines/small", "--agent", "ada").code == 0
+    assert (START / "NOTICE").read_text() == "free"
+
+
+def test_only_a_models_files_are_taken(cli: Cli, project: Path, folder: Path, tmp_path: Path) -> None:
+    for name in ("modeling.py", "pytorch_model.bin", ".env", "notes.pdf", "id_rsa"):
+        (folder / name).write_text("secret")
+    outside = tmp_path / "notes"
+    outside.write_text("secret")
+    (folder / "todo.md").symlink_to(outside)  # not a model's file, so it is not looked at
+    (folder / "LICENSE").write_text("free")
+    assert cli("warmup", "pipelines/small", "--agent", "ada").code == 0
+    names = {path.name for path in START.iterdir()}
+    assert {"LICENSE", "config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert all(is_model_file(name) for name in names)
+    assert "secret" not in {path.read_text(errors="replace") for path in START.iterdir()}
+
+
+def test_permissions_are_kept(cli: Cli, project: Path, folder: Path) -> None:
+    """What only its owner may read is not readable to all in a checkpoint or an export of it."""
+    for file in folder.iterdir():
+        file.chmod(0o600)
+    for words in (["warmup", "--agent", "ada"], ["warmup", "--agent", "bo"]):
+        assert cli(words[0], "pipelines/small", *words[1:]).code == 0
+    assert cli("export", "pipelines/small", "out", "--agent", "ada", "--step", "0").code == 0
+    ours = {"README.md", "generation_config.json", "chat_template.jinja"}
+    for made in (START, Path("out")):
+        modes = {path.name: path.stat().st_mode & 0o077 for path in made.iterdir() if path.name not in ours}
+        assert set(modes.values()) == {0}, modes
+
+
+def test_a_snapshot_of_the_hubs_cache_is_a_model_folder(cli: Cli, project: Path, folder: Path) -> None:
+    """Its files are links to `../../blobs`, outside the folder and still the model's own."""
+    cached = project / "hub/models--someone--ada"
+    (cached / "blobs").mkdir(parents=True)
+    snapshot = cached / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        blob = cached / "blobs" / f"{number:040d}"
+        shutil.copy(file, blob)
+        (snapshot / file.name).symlink_to(os.path.relpath(blob, snapshot))
+    shutil.rmtree(folder)
+    folder.symlink_to(snapshot)
+    assert cli("warmup", "pipelines/small", "--agent", "ada").code == 0
+    assert not any(path.is_symlink() for path in START.iterdir())
+
+
+def damage(folder: Path, change: str) -> str:
+    """Take a tensor out of a folder's weights, add one, or cut one; returns its name."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    if change == "missing":
+        del weights[name]
+    elif change == "of another shape":
+        weights[name] = weights[name][:-1].clone()
+    else:
+        name = "model.layers.1.mlp.up_proj.weight"  # the config says that there is one layer
+        weights[name] = weights["model.layers.0.mlp.up_proj.weight"].clone()
+    (folder / "model.safetensors").unlink()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return name
+
+
+@pytest.mark.parametrize("change", ["missing", "of another shape", "left over"])
+def test_every_parameter_is_accounted_for_at_the_start(cli: Cli, folder: Path, change: str) -> None:
+    """Transformers fills what is missing with random numbers and goes on."""
+    name = damage(folder, change)
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6
+    assert name in result.error
+    assert "LOAD REPORT" not in result.err
+    assert not START.exists()
+
+
+@pytest.mark.parametrize("command", ["generate", "evaluate", "export"])
+def test_every_parameter_is_accounted_for_at_every_load(cli: Cli, finished_copy: Path, command: str) -> None:
+    name = damage(START, "missing")
+    options = {"export": ["out", "--step", 0], "generate": ["--step", 1], "evaluate": ["--step", 0]}[command]
+    result = cli(command, "pipelines/small", *options, "--agent", "ada")
+    assert result.code != 0
+    assert name in result.error
+
+
+def test_buffers_of_older_releases_may_be_left_over(cli: Cli, folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(12)
+    (folder / "model.safetensors").unlink()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert cli("warmup", "pipelines/small", "--agent", "ada").code == 0
