@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from hacpo.pipeline.command_line import main_of
@@ -9,7 +11,14 @@ from hacpo.pipeline.options import OutOption, PipelineFolder, SetOption
 
 
 def resolve(
-    context: typer.Context, pipeline: PipelineFolder, out: OutOption = None, overrides: SetOption = None
+    context: typer.Context,
+    pipeline: PipelineFolder,
+    out: OutOption = None,
+    overrides: SetOption = None,
+    stamped: Annotated[
+        str | None,
+        typer.Option("--stamped", help="Given in dvc.yaml: refuse where the DVC files are not those of params.yaml."),
+    ] = None,
 ) -> None:
     """Write settings.json: what every stage reads, key by key, and what DVC tracks."""
     from hacpo import schema
@@ -17,10 +26,13 @@ def resolve(
     from hacpo.errors import SettingsError
     from hacpo.layout import Layout
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.stamped import check_stamped
 
     if overrides and out is None:
         raise SettingsError("--set is for debugging and needs --out")
     opened = Pipeline.open(pipeline, overrides or ())
+    if stamped is not None:
+        check_stamped(opened)
     target = (Layout(out) if out is not None else opened.layout).settings
     schema.write_json(target, settings_of.dump(opened.settings))
     if context.obj is None:

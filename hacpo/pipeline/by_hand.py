@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hacpo.errors import MissingInputError, SettingsError
+from hacpo.errors import SettingsError
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
-from hacpo.pipeline.plan import rendered
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import AgentPlan, plan_pruning, prune, remove_leftovers
 from hacpo.pipeline.restoring import train_again
 from hacpo.pipeline.session import ConsoleProgress
 from hacpo.pipeline.stage import check_resolved
+from hacpo.pipeline.stamped import check_stamped
 from hacpo.pipeline.status import changed_settings
 from hacpo.pipeline.workers import Workers
 
@@ -29,7 +29,7 @@ def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> tuple[list[AgentPlan]
     Raises:
         BusyError: a run, a stage or DVC works on the pipeline.
         SettingsError: params.yaml has changed, so what is still needed is not known before the next run.
-        MissingInputError: the run has no DVC files, or not those of its params.yaml.
+        MissingInputError: the run has no DVC files.
     """
     with driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo prune"):
         changed = [line for line in changed_settings(pipeline, most=10_000) if not line.startswith("retention.")]
@@ -81,11 +81,7 @@ def restore_by_hand(pipeline: Pipeline, agent: str, step: int, entry: str) -> bo
 
 
 def _books(pipeline: Pipeline) -> Books:
-    for path, text in rendered(pipeline).items():
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            raise MissingInputError(
-                "is not as params.yaml has it", where=path, remedy=f"run `{pipeline.command('plan')}`"
-            )
+    check_stamped(pipeline)
     return Books(pipeline.root)
 
 

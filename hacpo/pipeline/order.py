@@ -41,6 +41,11 @@ def step_file(pipeline: Pipeline, step: int) -> Path:
     return pipeline.folder / "steps" / f"{step:04d}" / "dvc.yaml"
 
 
+def step_files(pipeline: Pipeline) -> list[Path]:
+    """The dvc.yaml files of steps that are there, the start's first."""
+    return sorted((pipeline.folder / "steps").glob("[0-9][0-9][0-9][0-9]/dvc.yaml"))
+
+
 def command_of(stage: Any) -> str:
     """The command's name: stages of one name may run side by side."""
     return shlex.split(stage.cmd)[1]

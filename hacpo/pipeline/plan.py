@@ -4,10 +4,17 @@ DVC rewrites a whole dvc.lock after every stage, so one file per step keeps a lo
 only in `step` and `prev` (the first step has no predecessor's capability, and only some steps are evaluated). Which
 settings re-run a stage is `hacpo.settings.READS`; DVC tracks them key by key in the `resolve` stage's output,
 `artifacts/<run>/settings.json`.
+
+DVC knows of no stage that is not stamped: with more steps in params.yaml than files here it would make nothing of them
+and call that up to date. So `resolve`, which params.yaml re-runs and which everything hangs on, refuses where the files
+are not those of params.yaml (`hacpo.pipeline.stamped`). Its command carries a digest of them, because DVC would
+otherwise not run it for settings that it has seen before, but restore what it made of them then.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +22,7 @@ from hacpo import settings as settings_of
 from hacpo.config import AgentSettings, Settings
 from hacpo.errors import SettingsError
 from hacpo.model_source import hub_repository
+from hacpo.pipeline.order import step_file, step_files
 from hacpo.pipeline.project import Pipeline
 from hacpo.reward_function import module_file
 from hacpo.schema import atomic
@@ -90,11 +98,11 @@ def _evaluate(pipeline: Pipeline, step: int) -> _StageEntry:
     )
 
 
-def _run_file(pipeline: Pipeline) -> str:
+def _run_file(pipeline: Pipeline, digest: str) -> str:
     settings = pipeline.settings
     sources = tuple(source.path for source in settings.data.sets.values() if source.path is not None)
     entries = [
-        _StageEntry("resolve", "", "", (), ("settings.json",), outside=pipeline.settings_files),
+        _StageEntry("resolve", f" --stamped {digest}", "", (), ("settings.json",), outside=pipeline.settings_files),
         _StageEntry(
             "prepare",
             "",
@@ -222,13 +230,20 @@ def _file(pipeline: Pipeline, variables: str, entries: list[_StageEntry], *, bel
     return f"{_HEADER.format(run=pipeline.run)}{variables}stages:\n{stages}"
 
 
+def _digest(texts: Iterable[str]) -> str:
+    """A short digest of DVC files, without the settings that they track: which those are is the code's to say."""
+    tracked = " " * 10 + "- "
+    lines = (line for text in texts for line in text.splitlines() if not line.startswith(tracked))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
 def rendered(pipeline: Pipeline) -> dict[Path, str]:
     """Every DVC file of the run and its content."""
-    folder = pipeline.folder
-    files = {folder / "dvc.yaml": _run_file(pipeline), folder / "steps" / "0000" / "dvc.yaml": _start_file(pipeline)}
-    for step in range(1, pipeline.settings.steps + 1):
-        files[folder / "steps" / f"{step:04d}" / "dvc.yaml"] = _step_file(pipeline, step)
-    return files
+    steps = {0: _start_file(pipeline)}
+    steps |= {step: _step_file(pipeline, step) for step in range(1, pipeline.settings.steps + 1)}
+    digest = _digest([_run_file(pipeline, ""), *steps.values()])
+    files = {pipeline.folder / "dvc.yaml": _run_file(pipeline, digest)}
+    return files | {step_file(pipeline, step): text for step, text in steps.items()}
 
 
 def stamp(pipeline: Pipeline) -> list[Path]:
@@ -248,7 +263,7 @@ def stamp(pipeline: Pipeline) -> list[Path]:
     for path in changed:
         with atomic(path) as scratch:
             scratch.write_text(files[path], encoding="utf-8")
-    for extra in sorted((pipeline.folder / "steps").glob("[0-9][0-9][0-9][0-9]/dvc.yaml")):
+    for extra in step_files(pipeline):
         if extra not in files:
             extra.unlink()
             changed.append(extra)
