@@ -125,6 +125,7 @@ class Maker:
         folder = self.layout.checkpoint(step, agent)
         (folder / "trainer").mkdir(parents=True)
         (folder / "config.json").write_text('{"model_type": "made"}')
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "made"}')
         for path, value in ((folder / "model.safetensors", step), (folder / "trainer" / "optimizer.safetensors", 0)):
             header = json.dumps({"w": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}).encode()
             path.write_bytes(len(header).to_bytes(8, "little") + header + np.float64(value).tobytes())
@@ -218,6 +219,8 @@ class Maker:
         def gathered(name: str) -> Any:
             return pa.concat_arrays([made[agent][name] for agent in AGENTS]).take(every)
 
+        stopped = np.asarray(pc.equal(gathered("finish_reason"), "stop"))
+        terminals = ListColumn.of(gathered("token_ids")).last(stopped)
         logprobs, own_prompts = ListColumn.of(gathered("logprobs")), made[learner]["prompt_token_ids"]
         pool = {
             "rollout_id": order.ids,
@@ -234,6 +237,9 @@ class Maker:
             "text_bytes": pc.binary_length(gathered("text")),
             "status": pa.repeat("kept", len(own)),
             "roundtrip": pa.array(np.ones(len(own), bool)),
+            "as_sampled": pa.array(np.ones(len(own), bool)),
+            "source_terminal": terminals,
+            "learner_terminal": terminals,
         }
         self.write(self.layout.pool(step, learner), schema.POOL, pool, "pool", step=step, learner=learner)
         self.metrics("pool", step, learner)

@@ -535,6 +535,12 @@ class PoolSettings(Section):
         unit="tokens",
         ge=1,
     )
+    retokenise: Literal["auto", "always"] = knob(
+        "auto",
+        doc="Whose responses go through text into the learner's tokens: those of agents with another tokenizer, while "
+        "equal tokenizers share token ids as sampled (docs/tokenizers.md), or all others'.",
+        source="section 3.3",
+    )
 
 
 class VerificationSettings(Section):

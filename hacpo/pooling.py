@@ -4,18 +4,101 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from hacpo.config import PromptSettings
+from hacpo.context_length import context_length, vocabulary_rows
 from hacpo.errors import ArtifactError
 from hacpo.prompts import PromptTokenizer, prompt_token_ids
 from hacpo.retokenize import Retokenized, TextTokenizer, retokenize
 from hacpo.rollouts import Row, in_order
 from hacpo.stopping import ended_by_eos
+from hacpo.terminals import Terminals, terminal_map
+
+NO_LIMIT = 1 << 31
+"""Tokens of a sequence, or of a vocabulary, where there is no limit: ids are int32."""
+
+
+class SourceTokenizer(Protocol):
+    """What is asked of the tokenizer of an agent whose responses are retokenised for another.
+
+    Attributes:
+        terminals: the tokens that end its responses.
+    """
+
+    terminals: Terminals
+
+    def holds_control(self, token_ids: Sequence[int]) -> bool:
+        """Whether one of these tokens is in no text."""
 
 
 class LearnerTokenizer(TextTokenizer, PromptTokenizer, Protocol):
-    """A tokenizer for prompts and responses."""
+    """A tokenizer for prompts and responses.
+
+    Attributes:
+        terminals: the tokens that end its responses.
+    """
+
+    terminals: Terminals
+
+
+@dataclass(frozen=True)
+class TextRoute:
+    """How a source's responses reach a learner with another tokenizer: as text."""
+
+    source: SourceTokenizer
+    learner: LearnerTokenizer
+
+    @cached_property
+    def terminals(self) -> dict[int, int]:
+        """The source's terminal tokens -> the learner's that stand for them."""
+        return terminal_map(self.source.terminals, self.learner.terminals)
+
+    def retokenised(self, row: Row, room: int, *, score_eos: bool) -> Retokenized:
+        """One rollout of the source in the learner's tokens.
+
+        A control token within the response is in no text, and a sum over the source's tokens would count what the
+        learner's cannot: such a response is `not_representable`. One that is nothing but EOS becomes the learner's
+        where EOS is not scored, and is not empty.
+
+        Args:
+            row: the rollout.
+            room: most tokens that the response may take.
+            score_eos: as in `build_pool`.
+        """
+        token_ids, terminal = row["token_ids"], None
+        if _ended(row):
+            *token_ids, last = token_ids
+            terminal = self.terminals.get(last, self.learner.terminals.turn_end)
+            if not token_ids and not score_eos:
+                return Retokenized([terminal], "kept" if room >= 1 else "too_long", True)
+        if row["text"] and self.source.holds_control(token_ids):
+            return Retokenized([], "not_representable", False)
+        return retokenize(row["text"], terminal=terminal if score_eos else None, tokenizer=self.learner, room=room)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a learner can take.
+
+    Attributes:
+        tokens: longest prompt plus response.
+        vocabulary: its model has rows for the token ids below this.
+    """
+
+    tokens: int = NO_LIMIT
+    vocabulary: int = NO_LIMIT
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], max_tokens: int | None) -> Limits:
+        """Of a model whose config.json has this content, and of `pool.max_tokens`."""
+        rows, lengths = vocabulary_rows(config), (context_length(config), max_tokens)
+        return cls(
+            min((length for length in lengths if length is not None), default=NO_LIMIT),
+            NO_LIMIT if rows is None else rows,
+        )
 
 
 def build_pool(
@@ -24,9 +107,9 @@ def build_pool(
     *,
     learner: str,
     group_size: int,
-    tokenizer: LearnerTokenizer | None,
+    routes: Mapping[str, TextRoute],
     prompt_settings: PromptSettings,
-    max_tokens: int | None,
+    limits: Limits,
     score_eos: bool,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
@@ -36,11 +119,12 @@ def build_pool(
         problems: the step's prompts in order.
         rollouts: source -> its rollouts, each with its reward; the learner's own always among them.
         learner: who will train on them.
-        prompt_settings: the learner's.
         group_size: responses per problem and source.
-        tokenizer: the learner's; may be None if there are only own rollouts.
-        max_tokens: longest prompt plus response that the learner can take; None is no limit. Own responses were sampled
-            within it and are kept whatever they are, unless they have no token at all.
+        routes: source -> how its responses are retokenised; those of others keep the token ids that were sampled,
+            because their tokenizer is the learner's (section 3.3 of the paper).
+        prompt_settings: the learner's.
+        limits: what the learner can take. Own responses were sampled within them and are kept whatever they are, unless
+            they have no token at all.
         score_eos: whether the EOS that ends a response is part of it, on the source's and on the learner's side.
 
     Raises:
@@ -48,40 +132,27 @@ def build_pool(
     """
     ordered = in_order([row["problem_id"] for row in problems], rollouts, group_size, where=f"pool of {learner}")
     prompts = {row["problem_id"]: row["prompt_token_ids"] for row in rollouts[learner]}
-    if tokenizer is not None:
-        for row in problems:
-            if prompt_token_ids(tokenizer, row, prompt_settings) != prompts[row["problem_id"]]:
-                raise ArtifactError(
-                    "the learner's template renders this prompt differently than when it was sampled",
-                    where=f"problem {row['problem_id']!r} of {learner}",
-                    remedy="repeat generate",
-                )
+    if routes:
+        _check_prompts(problems, prompts, next(iter(routes.values())).learner, learner, prompt_settings)
     rows = []
     for number, (source, row) in enumerate(ordered, start=1):
         prompt = prompts[row["problem_id"]]
-        scored = scored_tokens(row, score_eos=score_eos)
-        result = Retokenized(row["token_ids"][:scored], "kept" if scored else "empty", True)
-        if source != learner:
-            assert tokenizer is not None
-            room = 1 << 31 if max_tokens is None else max_tokens - len(prompt)
-            result = in_learners_tokens(row, tokenizer, room, score_eos=score_eos)
+        room = limits.tokens - len(prompt)
+        if source in routes:
+            result = routes[source].retokenised(row, room, score_eos=score_eos)
+        else:
+            own = source == learner
+            result = as_sampled(row, Limits() if own else replace(limits, tokens=room), score_eos=score_eos)
         rows.append(
             {
-                "rollout_id": row["rollout_id"],
-                "problem_id": row["problem_id"],
-                "sample": row["sample"],
-                "source": source,
-                "is_self": source == learner,
-                "reward": row["reward"],
+                **_about(source, learner, row, score_eos=score_eos),
                 "prompt_token_ids": prompt,
                 "token_ids": result.token_ids,
-                # fsum: exactly rounded, so an audit gets the same sum in any order.
-                "source_logprob": math.fsum(row["logprobs"][:scored]),
-                "source_tokens": scored,
                 "learner_tokens": len(result.token_ids),
-                "text_bytes": len(row["text"].encode("utf-8")),
                 "status": result.status,
                 "roundtrip": result.roundtrip,
+                "as_sampled": source not in routes,
+                "learner_terminal": result.token_ids[-1] if result.token_ids and _scores_eos(row, score_eos) else None,
             }
         )
         if on_progress and number % 256 == 0:
@@ -89,18 +160,71 @@ def build_pool(
     return rows
 
 
+def _check_prompts(
+    problems: Sequence[Mapping[str, Any]],
+    prompts: Mapping[str, list[int]],
+    tokenizer: PromptTokenizer,
+    learner: str,
+    settings: PromptSettings,
+) -> None:
+    for row in problems:
+        if prompt_token_ids(tokenizer, row, settings) != prompts[row["problem_id"]]:
+            raise ArtifactError(
+                "the learner's template renders this prompt differently than when it was sampled",
+                where=f"problem {row['problem_id']!r} of {learner}",
+                remedy="repeat generate",
+            )
+
+
+def _about(source: str, learner: str, row: Row, *, score_eos: bool) -> Row:
+    """The columns that say what the source sampled."""
+    scored = scored_tokens(row, score_eos=score_eos)
+    return {
+        "rollout_id": row["rollout_id"],
+        "problem_id": row["problem_id"],
+        "sample": row["sample"],
+        "source": source,
+        "is_self": source == learner,
+        "reward": row["reward"],
+        # fsum: exactly rounded, so an audit gets the same sum in any order.
+        "source_logprob": math.fsum(row["logprobs"][:scored]),
+        "source_tokens": scored,
+        "text_bytes": len(row["text"].encode("utf-8")),
+        "source_terminal": row["token_ids"][-1] if _scores_eos(row, score_eos) else None,
+    }
+
+
 def scored_tokens(row: Row, *, score_eos: bool) -> int:
     """How many of a response's sampled tokens are scored: all, or all but the EOS that ended it.
 
     A response that is nothing but EOS keeps it: without a token it could not be scored at all.
     """
-    sampled = len(row["token_ids"])
-    return sampled if score_eos or sampled < 2 or not ended_by_eos(row) else sampled - 1
+    return len(row["token_ids"]) - (_ended(row) and not _scores_eos(row, score_eos))
 
 
-def in_learners_tokens(row: Row, tokenizer: LearnerTokenizer, room: int, *, score_eos: bool) -> Retokenized:
-    """A cross response; without scored EOS, one that is nothing but EOS becomes the learner's EOS and is not empty."""
-    stopped = ended_by_eos(row)
-    if stopped and not score_eos and len(row["token_ids"]) == 1:
-        return Retokenized([tokenizer.eos_token_id], "kept" if room >= 1 else "too_long", True)
-    return retokenize(row["text"], stopped=stopped and score_eos, tokenizer=tokenizer, room=room)
+def _ended(row: Row) -> bool:
+    """Whether a rollout's last token is an EOS, and there is one (an engine may return nothing)."""
+    return bool(row["token_ids"]) and ended_by_eos(row)
+
+
+def _scores_eos(row: Row, score_eos: bool) -> bool:
+    return _ended(row) and (score_eos or len(row["token_ids"]) == 1)
+
+
+def as_sampled(row: Row, limits: Limits, *, score_eos: bool) -> Retokenized:
+    """One rollout in the token ids that were sampled, control tokens included.
+
+    Models of one family differ in how many rows they have beyond their common tokenizer's: an id that the learner has
+    no row for makes a response `not_representable`.
+
+    Args:
+        row: the rollout.
+        limits: most tokens that the response may take, and the learner's rows.
+        score_eos: as in `build_pool`.
+    """
+    token_ids = row["token_ids"][: scored_tokens(row, score_eos=score_eos)]
+    if not token_ids:
+        return Retokenized([], "empty", True)
+    if max(token_ids) >= limits.vocabulary:
+        return Retokenized([], "not_representable", False)
+    return Retokenized(token_ids, "kept" if len(token_ids) <= limits.tokens else "too_long", True)

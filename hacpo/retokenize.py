@@ -1,8 +1,9 @@
 """One response in another learner's vocabulary.
 
-Cross responses travel as text: decoded by the source, encoded by the learner, ended by the learner's own EOS if the
-source stopped by itself. Text that spells a control token stays text. Own responses are never re-encoded (a sampled
-tokenisation need not be the canonical one, and its log-probabilities belong to the tokens that were sampled).
+Between different tokenizers responses travel as text: decoded by the source, encoded by the learner, ended by the
+learner's token for the one that the source ended with. Text that spells a control token stays text. Responses in the
+learner's own vocabulary are never re-encoded (a sampled tokenisation need not be the canonical one, and its
+log-probabilities belong to the tokens that were sampled).
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ class TextTokenizer(Protocol):
     """What retokenising needs of a tokenizer.
 
     Attributes:
-        eos_token_id: what ends a response.
         unk_token_id: what stands for text that the vocabulary lacks; None if nothing does.
     """
 
-    eos_token_id: int
     unk_token_id: int | None
 
     def encode(self, text: str) -> list[int]:
@@ -38,8 +37,8 @@ class Retokenized:
     """A response in the learner's tokens.
 
     Attributes:
-        token_ids: what the learner is trained on, with its EOS where the source stopped by itself; empty unless `kept`
-            or `too_long`.
+        token_ids: what the learner is trained on, with its terminal token where the source's is scored; empty unless
+            `kept` or `too_long`.
         status: `kept`, or why the learner cannot use it.
         roundtrip: the learner's decode gives back the same text.
     """
@@ -49,14 +48,14 @@ class Retokenized:
     roundtrip: bool
 
 
-def retokenize(text: str, *, stopped: bool, tokenizer: TextTokenizer, room: int) -> Retokenized:
+def retokenize(text: str, *, terminal: int | None, tokenizer: TextTokenizer, room: int) -> Retokenized:
     """Encode a source's response for a learner.
 
     Args:
         text: the source's response, without special tokens.
-        stopped: the source ended it by itself (its EOS was sampled).
+        terminal: the learner's token for the one that ended it; None if none did, or if it is not scored.
         tokenizer: the learner's.
-        room: most tokens the response may take, EOS included.
+        room: most tokens the response may take, the terminal token included.
 
     Returns:
         `not_representable` if the vocabulary lacks something in the text (an unknown token, or a decode that differs in
@@ -78,8 +77,8 @@ def retokenize(text: str, *, stopped: bool, tokenizer: TextTokenizer, room: int)
     unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in token_ids
     if not token_ids or unknown or (not roundtrip and _skeleton(decoded) != _skeleton(text)):
         return Retokenized([], "not_representable", roundtrip)
-    if stopped:
-        token_ids = [*token_ids, tokenizer.eos_token_id]
+    if terminal is not None:
+        token_ids = [*token_ids, terminal]
     return Retokenized(token_ids, "kept" if len(token_ids) <= room else "too_long", roundtrip)
 
 

@@ -125,6 +125,9 @@ POOL = Table(
         text_bytes=pa.int32(),
         status=pa.string(),
         roundtrip=pa.bool_(),
+        as_sampled=pa.bool_(),
+        source_terminal=(pa.int32(), None),
+        learner_terminal=(pa.int32(), None),
     ),
     ("rollout_id",),
 )

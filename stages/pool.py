@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import LearnerOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
-from hacpo.pipeline.stage import open_stage
+from hacpo.pipeline.stage import Stage, open_stage
+
+if TYPE_CHECKING:
+    from hacpo.pooling import Limits, TextRoute
 
 _NEEDED = ("rollout_id", "problem_id", "sample", "token_ids", "text", "finish_reason", "stop_string", "logprobs")
 
@@ -22,9 +28,9 @@ def pool(
     limit: LimitOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Write pool/step=<step>/learner=<name>: own rollouts as sampled, the others' retokenised."""
+    """Write pool/step=<step>/learner=<name>: rollouts of equal tokenizers as sampled, the others retokenised."""
     from hacpo import schema
-    from hacpo.pooling import build_pool
+    from hacpo.pooling import Limits, build_pool
     from hacpo.rollouts import first_problems, with_rewards
 
     with open_stage(
@@ -60,19 +66,14 @@ def pool(
                 agent=source,
             )
             rollouts[source] = first_problems(with_rewards(table.to_pylist(), rewards.to_pylist()), limit)
-        tokenizer, max_tokens = None, None
-        if len(sources) > 1:
-            tokenizer = stage.open_tokenizer(learner)
-            limits = [tokenizer.context_length, settings.pool.max_tokens]
-            max_tokens = min((most for most in limits if most is not None), default=None)
         rows = build_pool(
             problems,
             rollouts,
             learner=learner,
             group_size=settings.responses_per_prompt,
-            tokenizer=tokenizer,
+            routes=_routes(stage, learner, sources),
             prompt_settings=settings.agents[learner].prompt,
-            max_tokens=max_tokens,
+            limits=_limits(stage, learner) if len(sources) > 1 else Limits(),
             score_eos=settings.algorithm.importance.score_eos,
             on_progress=stage.progress,
         )
@@ -88,6 +89,7 @@ def pool(
         cross = [row for row in rows if not row["is_self"]]
         stage.metrics |= {f"status.{name}": count for name, count in sorted(counts.items())}
         if cross:
+            stage.metrics["as_sampled"] = sum(row["as_sampled"] for row in cross) / len(cross)
             stage.metrics["roundtrip"] = sum(row["roundtrip"] for row in cross) / len(cross)
             kept = [row for row in cross if row["status"] == "kept"]
             if kept:
@@ -95,6 +97,29 @@ def pool(
                     row["source_tokens"] for row in kept
                 )
         stage.summary = f"{len(rows)} rollouts, " + ", ".join(f"{n} {name}" for name, n in counts.most_common())
+
+
+def _limits(stage: Stage, learner: str) -> Limits:
+    """What the learner's model can take of the others' responses."""
+    from hacpo.pooling import Limits
+
+    path = stage.start(learner) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return Limits.of(config, stage.settings.pool.max_tokens)
+
+
+def _routes(stage: Stage, learner: str, sources: Sequence[str]) -> dict[str, TextRoute]:
+    """How the responses of each source with another tokenizer become the learner's tokens."""
+    from hacpo.pooling import TextRoute
+    from hacpo.same_tokenizer import same_tokenizer
+
+    mine = stage.start(learner)
+    always = stage.settings.pool.retokenise == "always"
+    return {
+        source: TextRoute(stage.open_tokenizer(source), stage.open_tokenizer(learner))
+        for source in sources
+        if source != learner and (always or not same_tokenizer(mine, stage.start(source)))
+    }
 
 
 if __name__ == "__main__":

@@ -407,8 +407,23 @@ add_edits(
         "token_ids": (lambda ids: [ids[0] + 1, *ids[1:]], is_own),
         "roundtrip": (lambda flag: not flag, is_own),
         "status": (lambda _: "empty", is_own),
+        "as_sampled": lambda flag: not flag,
+        "source_terminal": (lambda token: token + 1, lambda row: row["source_terminal"] is not None),
+        "learner_terminal": (lambda _: None, lambda row: row["learner_terminal"] is not None),
     },
 )
+
+
+@case()
+def response_that_ends_in_another_token_than_the_others(box: Sandbox) -> Named:
+    """Which token stands for which is decided once for two agents."""
+
+    def is_later(row: dict[str, Any]) -> bool:
+        return is_cross(row) and row["sample"] == 3 and bool(row["token_ids"]) and row["learner_terminal"] is not None
+
+    row = box.edit(POOL, "token_ids", lambda ids: [*ids[:-1], 7], is_later)
+    box.edit(POOL, "learner_terminal", lambda _: 7, lambda other: other["rollout_id"] == row["rollout_id"])
+    return Named("pool", POOL, row["rollout_id"], "learner_terminal", row["learner_terminal"], 7)
 
 
 @case()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,23 @@ import pytest
 
 from conftest import Cli, train
 from hacpo.config import PromptSettings
-from hacpo.pooling import build_pool
+from hacpo.pooling import NO_LIMIT, Limits, TextRoute, build_pool
 from hacpo.settings import load, reads
+from hacpo.terminals import Terminals
 
 # --- the pool without EOS
 
 
 class Letters:
-    """A tokenizer of single letters; its EOS is 9, the source's is 1."""
+    """A tokenizer of single letters; the learner's EOS is 9, the source's is 1."""
 
-    eos_token_id = 9
     unk_token_id = None
+
+    def __init__(self, eos_token_id: int) -> None:
+        self.terminals = Terminals.of(eos_token_id, {eos_token_id: "<eos>"}, eos_token_id)
+
+    def holds_control(self, token_ids: Sequence[int]) -> bool:
+        return 2 in token_ids
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
@@ -65,9 +72,9 @@ def pool_of(source: list[dict[str, Any]], *, score_eos: bool, max_tokens: int | 
         {"learner": own, "source": source},
         learner="learner",
         group_size=len(source),
-        tokenizer=Letters(),
+        routes={"source": TextRoute(Letters(1), Letters(9))},
         prompt_settings=PromptSettings(),
-        max_tokens=max_tokens,
+        limits=Limits(NO_LIMIT if max_tokens is None else max_tokens),
         score_eos=score_eos,
     )
 

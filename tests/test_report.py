@@ -167,7 +167,7 @@ class Run:
                 "source_tokens": 2,
                 "learner_tokens": 3,
             }
-            | {"text_bytes": 5, "status": "kept", "roundtrip": True}
+            | {"text_bytes": 5, "status": "kept", "roundtrip": True, "as_sampled": row["is_self"]}
             for row in pooled
         ]
         self.write(self.layout.pool(step, agent), schema.POOL, rows, **learner)

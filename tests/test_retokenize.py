@@ -29,35 +29,35 @@ def bo(models: Path) -> ChatTokenizer:
 
 def test_a_stopped_response_ends_in_the_learners_eos_and_a_cut_one_in_none(ada: ChatTokenizer) -> None:
     plain = ada.encode(SOLUTION)
-    stopped = retokenize(SOLUTION, stopped=True, tokenizer=ada, room=99)
-    cut = retokenize(SOLUTION, stopped=False, tokenizer=ada, room=99)
+    stopped = retokenize(SOLUTION, terminal=ada.eos_token_id, tokenizer=ada, room=99)
+    cut = retokenize(SOLUTION, terminal=None, tokenizer=ada, room=99)
     assert (stopped.token_ids, stopped.status, stopped.roundtrip) == ([*plain, ada.eos_token_id], "kept", True)
     assert cut.token_ids == plain
 
 
 def test_two_vocabularies_cut_one_text_differently_and_lose_nothing(ada: ChatTokenizer, bo: ChatTokenizer) -> None:
-    one, other = (retokenize(SOLUTION, stopped=True, tokenizer=t, room=99).token_ids for t in (ada, bo))
+    one, other = (retokenize(SOLUTION, terminal=t.eos_token_id, tokenizer=t, room=99).token_ids for t in (ada, bo))
     assert len(one) > len(other)
     assert ada.decode(one) == bo.decode(other) == SOLUTION
 
 
 def test_room_counts_the_eos(ada: ChatTokenizer) -> None:
     length = len(ada.encode(SOLUTION))
-    assert retokenize(SOLUTION, stopped=False, tokenizer=ada, room=length).status == "kept"
-    assert retokenize(SOLUTION, stopped=True, tokenizer=ada, room=length).status == "too_long"
-    assert retokenize(SOLUTION, stopped=True, tokenizer=ada, room=length + 1).status == "kept"
+    assert retokenize(SOLUTION, terminal=None, tokenizer=ada, room=length).status == "kept"
+    assert retokenize(SOLUTION, terminal=ada.eos_token_id, tokenizer=ada, room=length).status == "too_long"
+    assert retokenize(SOLUTION, terminal=ada.eos_token_id, tokenizer=ada, room=length + 1).status == "kept"
 
 
 def test_empty_and_foreign_texts_are_refused_with_the_reason(ada: ChatTokenizer) -> None:
-    assert retokenize("", stopped=True, tokenizer=ada, room=99).status == "empty"
-    foreign = retokenize("7+3=10 \u65e5\u672c", stopped=True, tokenizer=ada, room=99)
+    assert retokenize("", terminal=ada.eos_token_id, tokenizer=ada, room=99).status == "empty"
+    foreign = retokenize("7+3=10 \u65e5\u672c", terminal=ada.eos_token_id, tokenizer=ada, room=99)
     assert (foreign.status, foreign.token_ids, foreign.roundtrip) == ("not_representable", [], False)
 
 
 def test_text_that_spells_a_control_token_stays_text(ada: ChatTokenizer, bo: ChatTokenizer) -> None:
     for tokenizer in (ada, bo):
         spelled = tokenizer._tokenizer.eos_token
-        result = retokenize(f"8 {spelled} 9", stopped=False, tokenizer=tokenizer, room=99)
+        result = retokenize(f"8 {spelled} 9", terminal=None, tokenizer=tokenizer, room=99)
         assert tokenizer.eos_token_id not in result.token_ids
         if result.status == "kept":
             assert tokenizer.decode(result.token_ids) == f"8 {spelled} 9"
@@ -66,7 +66,6 @@ def test_text_that_spells_a_control_token_stays_text(ada: ChatTokenizer, bo: Cha
 class Failing:
     """A tokenizer that raises, as third-party code may."""
 
-    eos_token_id = 0
     unk_token_id = None
 
     def encode(self, text: str) -> list[int]:
@@ -79,7 +78,6 @@ class Failing:
 class Spaced:
     """A SentencePiece-like tokenizer whose decode puts a space in front."""
 
-    eos_token_id = 0
     unk_token_id = None
 
     def encode(self, text: str) -> list[int]:
@@ -90,11 +88,11 @@ class Spaced:
 
 
 def test_a_tokenizer_that_fails_costs_one_response() -> None:
-    assert retokenize("x", stopped=True, tokenizer=Failing(), room=9).status == "error"
+    assert retokenize("x", terminal=0, tokenizer=Failing(), room=9).status == "error"
 
 
 def test_a_difference_in_white_space_is_kept_and_marked() -> None:
-    result = retokenize("ab", stopped=True, tokenizer=Spaced(), room=9)
+    result = retokenize("ab", terminal=0, tokenizer=Spaced(), room=9)
     assert (result.status, result.roundtrip, result.token_ids) == ("kept", False, [97, 98, 0])
 
 
@@ -109,9 +107,9 @@ def test_a_panic_in_a_tokenizer_library_costs_one_response_and_ctrl_c_does_not()
         def encode(self, text: str) -> list[int]:
             raise self.raised
 
-    assert retokenize("x", stopped=True, tokenizer=Panicking(PanicException), room=9).status == "error"
+    assert retokenize("x", terminal=0, tokenizer=Panicking(PanicException), room=9).status == "error"
     with pytest.raises(KeyboardInterrupt):
-        retokenize("x", stopped=True, tokenizer=Panicking(KeyboardInterrupt), room=9)
+        retokenize("x", terminal=0, tokenizer=Panicking(KeyboardInterrupt), room=9)
 
 
 def test_an_unknown_token_is_refused_even_if_it_decodes_to_the_text() -> None:
@@ -121,7 +119,7 @@ def test_an_unknown_token_is_refused_even_if_it_decodes_to_the_text() -> None:
         def decode(self, token_ids: list[int]) -> str:
             return "ab"
 
-    assert retokenize("ab", stopped=True, tokenizer=Unknown(), room=9).status == "not_representable"
+    assert retokenize("ab", terminal=0, tokenizer=Unknown(), room=9).status == "not_representable"
 
 
 def test_marks_in_another_order_are_the_same_text() -> None:
@@ -130,14 +128,14 @@ def test_marks_in_another_order_are_the_same_text() -> None:
             return "a\u0323\u0301 \u00bd" if len(token_ids) == 4 else "a\u0301"
 
     # Acute (class 230) and dot below (220) are sorted in every normal form; 1/2 only has a compatibility form.
-    assert retokenize("a\u0301\u0323\u00bd", stopped=False, tokenizer=Reordering(), room=9).status == "kept"
-    assert retokenize("a\u0323", stopped=False, tokenizer=Reordering(), room=9).status == "not_representable"
+    assert retokenize("a\u0301\u0323\u00bd", terminal=None, tokenizer=Reordering(), room=9).status == "kept"
+    assert retokenize("a\u0323", terminal=None, tokenizer=Reordering(), room=9).status == "not_representable"
 
 
 def test_a_run_of_combining_marks_takes_no_quadratic_time() -> None:
     text = "a" + "\u0301\u0323" * 200_000
     start = time.process_time()
-    assert retokenize(text, stopped=False, tokenizer=Spaced(), room=1 << 30).status == "kept"
+    assert retokenize(text, terminal=None, tokenizer=Spaced(), room=1 << 30).status == "kept"
     assert time.process_time() - start < 10  # a second or less; unicodedata.normalize takes minutes
 
 
@@ -194,7 +192,7 @@ def test_real_control_tokens_in_a_text_stay_text(real: dict[str, ChatTokenizer])
     assert {"<think>", "</tool_call>", "<|im_end|>"} <= set(names["qwen3"])
     for text in [f"8 {spelled}9" for spelled in names["qwen3"] + names["llama3"][:16]]:
         for chat in real.values():
-            result = retokenize(text, stopped=True, tokenizer=chat, room=99)
+            result = retokenize(text, terminal=chat.eos_token_id, tokenizer=chat, room=99)
             assert (result.status, result.roundtrip) == ("kept", True)
             assert set(result.token_ids) & set(chat._tokenizer.added_tokens_decoder) == {chat.eos_token_id}
             assert chat.decode(result.token_ids) == text
@@ -212,7 +210,8 @@ def test_real_solutions_survive_real_tokenizers(name: str, real: dict[str, ChatT
     for text in texts[:: max(1, len(texts) // 200)]:
         for source, learner in (("qwen3", "llama3"), ("llama3", "qwen3")):
             sampled = [*real[source].encode(text), real[source].eos_token_id]
-            result = retokenize(real[source].decode(sampled), stopped=True, tokenizer=real[learner], room=1 << 30)
+            chat = real[learner]
+            result = retokenize(real[source].decode(sampled), terminal=chat.eos_token_id, tokenizer=chat, room=1 << 30)
             assert (result.status, result.roundtrip) == ("kept", True)
             assert result.token_ids[-1] == real[learner].eos_token_id
             assert real[learner].decode(result.token_ids) == text

@@ -64,7 +64,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokenizer]:
 @settings(max_examples=150, deadline=None)
 def test_any_text_has_a_defined_result(name: str, chats: dict[str, ChatTokenizer], text: str, stopped: bool) -> None:
     chat = chats[name]
-    result = retokenize(text, stopped=stopped, tokenizer=chat, room=1 << 30)
+    result = retokenize(text, terminal=chat.eos_token_id if stopped else None, tokenizer=chat, room=1 << 30)
     if result.status == "kept":
         body = result.token_ids[:-1] if stopped else result.token_ids
         assert (result.token_ids[-1:] == [chat.eos_token_id]) or not stopped
@@ -100,7 +100,7 @@ def test_any_text_has_a_defined_result(name: str, chats: dict[str, ChatTokenizer
 def test_what_a_normaliser_changes(
     name: str, text: str, status: str, roundtrip: bool, chats: dict[str, ChatTokenizer]
 ) -> None:
-    result = retokenize(text, stopped=True, tokenizer=chats[name], room=99)
+    result = retokenize(text, terminal=chats[name].eos_token_id, tokenizer=chats[name], room=99)
     assert (result.status, result.roundtrip) == (status, roundtrip)
 
 
@@ -111,7 +111,7 @@ def test_a_long_run_takes_time_in_proportion(name: str, unit: str, chats: dict[s
     def seconds(characters: int) -> float:
         text = unit * (characters // len(unit))
         start = time.process_time()
-        retokenize(text, stopped=True, tokenizer=chats[name], room=1 << 30)
+        retokenize(text, terminal=chats[name].eos_token_id, tokenizer=chats[name], room=1 << 30)
         return time.process_time() - start
 
     seconds(1000)

@@ -64,6 +64,13 @@ class ListColumn:
             return self
         return ListColumn(lengths, self.values[self.positions() < np.repeat(lengths, self.lengths)])
 
+    def last(self, where: Flags) -> Any:
+        """The last value of each list as an Arrow array; null outside `where` and for an empty list."""
+        some = where & (self.lengths > 0)
+        values = np.zeros(len(self), self.values.dtype)
+        values[some] = self.values[(self.starts + self.lengths - 1)[some]]
+        return pa.array(values, mask=~some)
+
     def sums(self) -> NDArray[np.float64]:
         """Sum of each list in float64; 0.0 for an empty one."""
         return self._reduced(np.add, 0.0)

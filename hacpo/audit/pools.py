@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from hacpo import schema
 from hacpo.audit.inputs import Batch
-from hacpo.audit.lists import Ints, Taken
+from hacpo.audit.lists import Flags, Ints, ListColumn, Taken
 from hacpo.audit.metrics import check_metrics
 from hacpo.audit.responses import Floats, Responses, response_ids
 from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
 from hacpo.audit.tables import read
+from hacpo.pooling import Limits
 
 TOLERANCE = 1e-9
 """Of capability, baseline, sigma, omega and advantages (absolute, and relative above 1), and of sums and ratios
@@ -80,8 +81,13 @@ def check_pool(
         _check_source(rows, order, number, source, responses[source], rewards[source])
     own = responses[learner]
     if own is not None:
-        _check_own_tokens(run, rows, order, sources.index(learner), own)
+        _check_prompts(run, rows, order, own)
+    for number, source in enumerate(sources):
+        _check_passage(run, rows, order, number, source, learner, responses[source])
     _check_status(run, rows, learner)
+    rows.equal(
+        "pool", "learner_terminal", _last_tokens(rows), note="the last token id, where the source's end is scored"
+    )
     if rows.complete:
         metrics = _pool_metrics(rows)
         absent = {f"status.{status}" for status in STATUSES} - metrics.keys()
@@ -111,6 +117,8 @@ def _check_source(
     note = f"of {source}'s rollouts"
     rows.equal("pool", "source_tokens", responses.scored[order.response], where=mine, note=note)
     rows.equal("pool", "text_bytes", responses.text_bytes[order.response], where=mine, note=note)
+    terminal = responses.terminal.take(pa.array(order.response))
+    rows.equal("pool", "source_terminal", terminal, where=mine, note=f"the scored token that ended it, {note}")
     rows.close(
         "pool",
         "source_logprob",
@@ -122,10 +130,9 @@ def _check_source(
     )
 
 
-def _check_own_tokens(run: AuditRun, rows: Rows, order: PoolOrder, number: int, own: Responses) -> None:
-    """Prompts as the learner sampled from them, and own responses in the tokens that were sampled."""
-    group = run.settings.responses_per_prompt
-    first = order.problem * group
+def _check_prompts(run: AuditRun, rows: Rows, order: PoolOrder, own: Responses) -> None:
+    """Prompts as the learner sampled from them."""
+    first = order.problem * run.settings.responses_per_prompt
     prompts = rows.lists("prompt_token_ids")
     rows.require(
         "pool",
@@ -136,18 +143,78 @@ def _check_own_tokens(run: AuditRun, rows: Rows, order: PoolOrder, number: int, 
         found=prompts,
         note="the learner's own prompt for the problem",
     )
-    mine = (order.source == number) & own.present[order.response]
-    sampled, tokens = own.tokens.heads(own.scored), rows.lists("token_ids")
+
+
+def _check_passage(
+    run: AuditRun,
+    rows: Rows,
+    order: PoolOrder,
+    number: int,
+    source: str,
+    learner: str,
+    responses: Responses | None,
+) -> None:
+    """How a source's responses came into the learner's tokens: as sampled where the tokenizers are the same."""
+    mine = order.source == number
+    shared: bool | None = source == learner
+    if not shared and run.settings.pool.retokenise == "auto":
+        shared = run.same_tokenizer(learner, source)
+        if shared is None:
+            run.skip(f"whether {learner} and {source} share token ids", "a tokenizer cannot be read")
+            return
+    other = "retokenise: always" if run.settings.pool.retokenise == "always" else "another tokenizer"
+    why = f"{learner} and {source} have the same tokenizer" if shared else other
+    rows.equal("pool", "as_sampled", shared, where=mine, note=why)
+    if not shared:
+        _check_terminals(rows, mine, source)
+    elif responses is not None:
+        _check_as_sampled(run, rows, order, mine, learner if source != learner else None, responses)
+
+
+def _check_terminals(rows: Rows, mine: Flags, source: str) -> None:
+    """Each of the source's terminal tokens is one of the learner's throughout."""
+    sampled, learned = rows.arrow("source_terminal"), rows.arrow("learner_terminal")
+    both = mine & np.asarray(pc.is_valid(sampled)) & np.asarray(pc.is_valid(learned))
+    ends, stands = (np.asarray(pc.fill_null(column, -1)) for column in (sampled, learned))
+    for end in np.unique(ends[both]).tolist():
+        where = both & (ends == end)
+        one = int(stands[where][0])
+        note = f"what stands for {source}'s {end} in the responses before"
+        rows.require("pool", "learner_terminal", stands == one, one, where=where, note=note)
+
+
+def _check_as_sampled(
+    run: AuditRun, rows: Rows, order: PoolOrder, mine: Flags, learner: str | None, responses: Responses
+) -> None:
+    """Responses that keep the tokens that were sampled; `learner`: whose limits count, None for its own responses."""
+    mine = mine & responses.present[order.response]
+    sampled, tokens = responses.tokens.heads(responses.scored), rows.lists("token_ids")
+    fits = np.full(len(sampled), True)
+    long = np.full(len(rows), False)
+    if learner is not None:
+        limits = Limits.of(run.config(learner), run.settings.pool.max_tokens)
+        fits = ListColumn(sampled.lengths, sampled.values < limits.vocabulary).all_true()
+        long = rows.lists("prompt_token_ids").lengths + sampled.lengths[order.response] > limits.tokens
+    wanted = np.where(long, "too_long", "kept")
+    wanted[~fits[order.response]] = "not_representable"
+    wanted[sampled.lengths[order.response] == 0] = "empty"
+    note = "own responses are always used" if learner is None else "of the tokens that were sampled"
+    rows.equal("pool", "status", pa.array(wanted.tolist()), where=mine, note=note)
+    rows.equal("pool", "roundtrip", pa.array(fits[order.response]), where=mine, note="nothing was retokenised")
     rows.require(
         "pool",
         "token_ids",
         tokens.same_as(sampled, order.response),
         Taken(sampled, order.response),
-        where=mine,
+        where=mine & fits[order.response],
         found=tokens,
-        note="own responses keep the tokens that were sampled",
+        note="own responses keep the tokens that were sampled" if learner is None else note,
     )
-    rows.equal("pool", "roundtrip", True, where=mine, note="own responses are not retokenised")
+
+
+def _last_tokens(rows: Rows) -> Any:
+    """The last token of every response that the learner has and of which the source's end is scored."""
+    return rows.lists("token_ids").last(np.asarray(pc.is_valid(rows.arrow("source_terminal"))))
 
 
 def _check_status(run: AuditRun, rows: Rows, learner: str) -> None:
@@ -160,12 +227,9 @@ def _check_status(run: AuditRun, rows: Rows, learner: str) -> None:
     kept = np.asarray(pc.equal(status, "kept"))
     own = rows.flags("is_self")
     rows.require("pool", "status", (counts > 0) | ~kept, "not kept: it has no token")
-    wanted = np.where(rows.ints("source_tokens") > 0, "kept", "empty")
-    rows.equal("pool", "status", pa.array(wanted.tolist()), where=own, note="own responses are always used")
-    limits = [limit for limit in (run.settings.pool.max_tokens, run.context_length(learner)) if limit is not None]
-    if limits:
-        long = rows.lists("prompt_token_ids").lengths + lengths > min(limits)
-        rows.require("pool", "status", ~(long & kept) | own, f"too_long: more than {min(limits)} tokens")
+    most = Limits.of(run.config(learner), run.settings.pool.max_tokens).tokens
+    long = rows.lists("prompt_token_ids").lengths + lengths > most
+    rows.require("pool", "status", ~(long & kept) | own, f"too_long: more than {most} tokens")
 
 
 def _pool_metrics(rows: Rows) -> dict[str, float | None]:
@@ -174,6 +238,7 @@ def _pool_metrics(rows: Rows) -> dict[str, float | None]:
     cross = ~rows.flags("is_self")
     kept = cross & np.asarray(pc.equal(rows.arrow("status"), "kept"))
     if cross.any():
+        metrics["as_sampled"] = float(rows.flags("as_sampled")[cross].mean())
         metrics["roundtrip"] = float(rows.flags("roundtrip")[cross].mean())
     source_tokens = int(rows.ints("source_tokens")[kept].sum())
     if kept.any() and source_tokens:

@@ -41,6 +41,7 @@ class Responses:
         present: which rows are there; values of others mean nothing.
         tokens, logprobs, sampler_logprobs, prompts: of each response.
         scored: how many of a response's sampled tokens are scored.
+        terminal: the token that ended it, if that is scored: Arrow int32, null where there is none.
         text_bytes: UTF-8 bytes of the text.
         stopped: it ended by itself, or with a stop string.
     """
@@ -52,6 +53,7 @@ class Responses:
     sampler_logprobs: ListColumn
     prompts: ListColumn
     scored: Ints
+    terminal: Any
     text_bytes: Ints
     stopped: Flags
 
@@ -122,6 +124,7 @@ def _responses(run: AuditRun, rows: Rows, finish: Any) -> Responses:
     score_eos = run.settings.algorithm.importance.score_eos
     by_eos = stopped & np.asarray(pc.is_null(rows.arrow("stop_string")))
     drop = by_eos & (tokens.lengths > 1) & (not score_eos)
+    scored = tokens.lengths - drop
     return Responses(
         ids=rows.ids,
         present=rows.present,
@@ -129,7 +132,8 @@ def _responses(run: AuditRun, rows: Rows, finish: Any) -> Responses:
         logprobs=rows.lists("logprobs"),
         sampler_logprobs=rows.lists("sampler_logprobs"),
         prompts=rows.lists("prompt_token_ids"),
-        scored=tokens.lengths - drop,
+        scored=scored,
+        terminal=tokens.last(by_eos & (scored == tokens.lengths)),
         text_bytes=np.asarray(pc.binary_length(rows.arrow("text")), dtype=np.int64),
         stopped=stopped,
     )

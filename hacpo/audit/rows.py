@@ -109,11 +109,13 @@ class Rows:
     # --- comparing -------------------------------------------------------------------------------------------------
 
     def equal(self, check: str, column: str, expected: Any, *, where: Flags | None = None, note: str = "") -> None:
-        """A column of texts, whole numbers or booleans against expected values (an Arrow array, or one value)."""
+        """A column of texts, whole numbers or booleans against expected values (an Arrow array, or one value); a null
+        equals a null."""
         found = self.arrow(column)
         if not isinstance(expected, (pa.Array, pa.Scalar)):
             expected = pa.scalar(expected, found.type) if np.isscalar(expected) else pa.array(expected, found.type)
-        same = np.asarray(pc.fill_null(pc.equal(found, expected), False))
+        nulls = pc.and_(pc.is_null(found), pc.is_null(expected))
+        same = np.asarray(pc.or_(pc.fill_null(pc.equal(found, expected), False), nulls))
         self.require(check, column, same, expected, where=where, note=note, found=found)
 
     def close(

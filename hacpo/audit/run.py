@@ -21,6 +21,7 @@ from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import Pruned, read_record
+from hacpo.same_tokenizer import same_tokenizer
 from hacpo.stopping import eos_token_ids
 from hacpo.weights import policy_hash
 
@@ -42,8 +43,10 @@ class AuditRun:
     rows: Counter[str] = field(default_factory=Counter)
     files: Counter[str] = field(default_factory=Counter)
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
-    contexts: dict[str, int | None] = field(default_factory=dict)
-    """Agent -> its context length (see `context_length`)."""
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Agent -> its config.json (see `config`)."""
+    tokenizers: dict[frozenset[str], bool | None] = field(default_factory=dict)
+    """Two agents -> whether they have the same tokenizer (see `same_tokenizer`)."""
     stage_settings: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
     """What the files of each table must say that their stage read (see `tables.stage_settings`)."""
 
@@ -84,12 +87,27 @@ class AuditRun:
 
     def context_length(self, agent: str) -> int | None:
         """Most tokens in one sequence that the agent's config allows; None if it does not say."""
-        if agent not in self.contexts:
-            self.contexts[agent] = None
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                config = json.loads((self.layout.checkpoint(0, agent) / "config.json").read_text(encoding="utf-8"))
-                self.contexts[agent] = context_length(config)
-        return self.contexts[agent]
+        return context_length(self.config(agent))
+
+    def config(self, agent: str) -> dict[str, Any]:
+        """The config.json of an agent's first checkpoint; empty if it cannot be read."""
+        if agent not in self.configs:
+            content = None
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                content = json.loads((self.layout.checkpoint(0, agent) / "config.json").read_text(encoding="utf-8"))
+            self.configs[agent] = content if isinstance(content, dict) else {}
+        return self.configs[agent]
+
+    def same_tokenizer(self, one: str, other: str) -> bool | None:
+        """Whether two agents have the same tokenizer; None if their first checkpoints do not say."""
+        pair = frozenset((one, other))
+        if pair not in self.tokenizers:
+            self.tokenizers[pair] = None
+            with contextlib.suppress(OSError, HacpoError):
+                folders = [self.layout.checkpoint(0, agent) for agent in (one, other)]
+                if all(folder.is_dir() for folder in folders):
+                    self.tokenizers[pair] = same_tokenizer(*folders)
+        return self.tokenizers[pair]
 
     def eos_token_ids(self, agent: str) -> list[int]:
         """Tokens that end the agent's responses, as its first checkpoint declares them; none if it does not."""

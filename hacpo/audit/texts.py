@@ -21,7 +21,7 @@ from hacpo.audit.run import AuditRun
 from hacpo.errors import HacpoError
 from hacpo.layout import partition
 from hacpo.pipeline.plan import evaluated
-from hacpo.pooling import in_learners_tokens
+from hacpo.pooling import Limits, TextRoute
 from hacpo.prompts import prompt_token_ids
 from hacpo.reward import Request, Verifier
 from hacpo.rollouts import Row
@@ -213,20 +213,19 @@ class TextAudit:
         tokenizer = None if table is None else self._tokenizer(learner)
         if table is None or tokenizer is None:
             return
-        table = table.filter(pa.compute.invert(table["is_self"]))
+        table = table.filter(pa.compute.invert(table["as_sampled"]))  # those are compared without a tokenizer
         rows = [row for row in self._chosen(table, "pool", step, learner) if row["problem_id"] in problems]
         sources = self._sources(rows, rollouts)
-        rows = [row for row in rows if row["rollout_id"] in sources]
+        routes = self._routes(learner, tokenizer)
+        rows = [row for row in rows if row["rollout_id"] in sources and row["source"] in routes]
         self.report.retokenised += len(rows)
         self.report.retokenised_of += len(table)
         prompts = [self._prompt(learner, tokenizer, problems[row["problem_id"]]) for row in rows]
         self._compare("prompt", path, rows, "prompt_token_ids", prompts)
-        limits = [tokenizer.context_length, self._run.settings.pool.max_tokens]
-        most = min((limit for limit in limits if limit is not None), default=1 << 31)
+        most = Limits.of(self._run.config(learner), self._run.settings.pool.max_tokens).tokens
         results = [
-            in_learners_tokens(
+            routes[row["source"]].retokenised(
                 sources[row["rollout_id"]],
-                tokenizer,
                 most - len(row["prompt_token_ids"] if isinstance(prompt, str) else prompt),
                 score_eos=self._run.settings.algorithm.importance.score_eos,
             )
@@ -235,6 +234,11 @@ class TextAudit:
         for column in ("token_ids", "status", "roundtrip"):
             self._compare("retokenise", path, rows, column, [getattr(result, column) for result in results])
         self._compare("retokenise", path, rows, "learner_tokens", [len(result.token_ids) for result in results])
+
+    def _routes(self, learner: str, tokenizer: ChatTokenizer) -> dict[str, TextRoute]:
+        """How the others' responses become the learner's tokens, for those whose tokenizer can be used."""
+        others = {agent: self._tokenizer(agent) for agent in self._run.agents if agent != learner}
+        return {agent: TextRoute(other, tokenizer) for agent, other in others.items() if other is not None}
 
     def _sources(self, rows: Sequence[Row], rollouts: dict[str, pa.Table | None]) -> dict[str, Row]:
         """The rollouts behind pool rows, by rollout_id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from hacpo.engines.plain_text import decode_exactly, is_control, text_encoder
 from hacpo.errors import DataError, ModelError, TemplateError
 from hacpo.model_folder import why_unloadable
 from hacpo.stopping import eos_token_ids
+from hacpo.terminals import Terminals
 
 _ANSWER = "ANSWER"
 
@@ -51,10 +53,11 @@ class ChatTokenizer:
         called: what messages name instead; None: the folder.
 
     Attributes:
-        eos_token_id: what ends a response that comes from another agent: the token with which the chat template ends an
-            assistant's turn, or the tokenizer's EOS where the template ends it with none.
+        eos_token_id: the token with which the chat template ends an assistant's turn, or the tokenizer's EOS where the
+            template ends it with none.
         stop_token_ids: what ends a response that the model samples: `eos_token_id`, the tokenizer's EOS and those that
             the model's generation config and config name.
+        terminals: the same tokens, and which of them stands for what in another vocabulary.
         unk_token_id: what stands for text that the vocabulary lacks, if there is such a token.
         pad_token_id: filler; the EOS where the tokenizer names none.
         context_length: most tokens of a sequence; None if the model does not say.
@@ -91,6 +94,10 @@ class ChatTokenizer:
             raise ModelError("the tokenizer has no EOS token", where=self.folder)
         self.eos_token_id: int = int(first)
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({self.eos_token_id, *declared}))
+        names = {token_id: str(self._tokenizer.convert_ids_to_tokens(token_id)) for token_id in self.stop_token_ids}
+        self.terminals = Terminals.of(self.eos_token_id, names, own)
+        special = {int(token_id) for token_id, token in added if token.special}
+        self._without_text = frozenset({*special, *map(int, self._tokenizer.all_special_ids)})
         unknown = self._tokenizer.unk_token_id
         self.unk_token_id: int | None = None if unknown is None else int(unknown)
         self.context_length = _context_length(folder)
@@ -142,10 +149,19 @@ class ChatTokenizer:
             token_ids = token_ids[:-1]
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def holds_control(self, token_ids: Sequence[int]) -> bool:
+        """Whether one of these tokens is in no text: a special token, or an id that the vocabulary does not have (a
+        model that has more rows than tokens may sample it)."""
+        return not self._without_text.isdisjoint(token_ids) or max(token_ids, default=0) > self._last_id
+
     def _encode(self, text: str) -> list[int]:
         if self._encoder is not None:
             return list(self._encoder.encode(text, add_special_tokens=False).ids)
         return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    @cached_property
+    def _last_id(self) -> int:
+        return max(map(int, self._tokenizer.get_vocab().values()))
 
     @cached_property
     def _encoder(self) -> Any:

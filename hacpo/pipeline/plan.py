@@ -186,7 +186,7 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
             "pool",
             " --step ${step} --learner ${item.agent}",
             "pool",
-            ("prompts/step=${step}", "rollouts/step=${step}", "verdicts/step=${step}", *start),
+            ("prompts/step=${step}", "rollouts/step=${step}", "verdicts/step=${step}", "checkpoints/step=0000"),
             ("pool/step=${step}/learner=${item.agent}",),
             metrics="pool/step=${step}/${item.agent}.json",
             matrix=True,

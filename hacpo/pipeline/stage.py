@@ -115,11 +115,19 @@ class Stage:
 
     def open_tokenizer(self, agent: str) -> ChatTokenizer:
         """An agent's tokenizer (the same at every step)."""
+        return self.session.models.tokenizer(self.start(agent))
+
+    def start(self, agent: str) -> Path:
+        """The folder of an agent's first checkpoint.
+
+        Raises:
+            MissingInputError: it is not there yet.
+        """
         folder = self.inputs.checkpoint(0, agent)
         if not folder.is_dir():
             made_by = self.pipeline.checkpoint_command(0, agent)
             raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
-        return self.session.models.tokenizer(folder)
+        return folder
 
 
 @contextlib.contextmanager
