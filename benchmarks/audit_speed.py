@@ -72,7 +72,7 @@ class Maker:
         self.random = np.random.default_rng(0)
         self.texts = pa.array(["so " * int(count) for count in self.random.integers(1, 60, 997)], pa.string())
         self.stage_settings: dict[tuple[str, str], dict[str, Any]] = {}
-        self.windows: dict[str, list[float]] = {}
+        self.capabilities: dict[str, dict[str, Any]] = {}
 
     def write(
         self, path: Path, table: schema.Table, columns: Columns, stage: str, without: tuple[str, ...] = (), **where: Any
@@ -144,11 +144,11 @@ class Maker:
         for agent in AGENTS:
             made[agent], rewards[agent] = self.responses(step, agent, ids.take(repeated), answers.take(repeated), ids)
         rows = capability_rows(
-            {agent: values.tolist() for agent, values in rewards.items()},
-            self.windows,
+            {agent: values.reshape(-1, GROUP) for agent, values in rewards.items()},
+            self.capabilities,
             self.settings.algorithm.capability,
         )
-        self.windows = {row["agent"]: row["window"] for row in rows}
+        self.capabilities = {row["agent"]: row for row in rows}
         table = _columns(schema.to_arrow(schema.CAPABILITY, rows))
         self.write(self.layout.capability(step), schema.CAPABILITY, table, "advantage", step=step)
         self.metrics("advantage", step, "all")

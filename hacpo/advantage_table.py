@@ -2,35 +2,91 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from hacpo.advantage import GUARD_TOLERANCE, UNIFORM_TOLERANCE, step_advantages
-from hacpo.capability import accuracy, extend_window, smoothed
+from hacpo.capability import accuracy, capability_ratio, extend_window, scores, smoothed
+from hacpo.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
 from hacpo.config import AdvantageSettings, CapabilitySettings
 from hacpo.rollouts import Row, reward_array
 
 
 def capability_rows(
-    rewards: Mapping[str, Sequence[float]], previous: Mapping[str, Sequence[float]], settings: CapabilitySettings
+    rewards: Mapping[str, ArrayLike], previous: Mapping[str, Row], settings: CapabilitySettings
 ) -> list[Row]:
-    """Rows of the capability table (eq. 8, 9).
+    """Rows of the capability table (eq. 8, 9), with what the estimate may be off by (`hacpo.capability_error`).
 
     Args:
-        rewards: agent -> rewards of its own responses in this step.
-        previous: agent -> window of the step before; empty at step 1.
+        rewards: agent -> rewards of its own responses in this step, [P, G]; all agents answered the same problems, in
+            the same order.
+        previous: agent -> its row of the step before; empty at step 1.
     """
+    every = {agent: np.asarray(values, dtype=np.float64) for agent, values in rewards.items()}
+    used = {agent: values[:, : settings.samples] for agent, values in every.items()}
+    covariance = accuracy_covariance(np.stack([scores(values, settings.metric) for values in used.values()]))
     rows = []
-    for agent, values in rewards.items():
-        now = accuracy(values, settings.metric)
-        window = extend_window(previous.get(agent, ()), now, settings.window)
+    for number, agent in enumerate(rewards):
+        before: Mapping[str, Any] = previous.get(agent, {})
+        now, now_all = (accuracy(values[agent], settings.metric) for values in (used, every))
+        window = extend_window(before.get("window", ()), now, settings.window)
+        covariances = [*before.get("window_covariance", ()), covariance[number]][-settings.window :]
+        smooth = smoothed_covariance(covariances)
         rows.append(
-            {"agent": agent, "accuracy": now, "window": list(window), "capability": smoothed(window, settings.floor)}
+            {
+                "agent": agent,
+                "accuracy": now,
+                "window": list(window),
+                "capability": smoothed(window, settings.floor),
+                "accuracy_all": now_all,
+                "window_all": list(extend_window(before.get("window_all", ()), now_all, settings.window)),
+                "window_covariance": covariances,
+                "standard_error": math.sqrt(smooth[number]) if smooth else None,
+            }
         )
     return rows
+
+
+def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, share: bool) -> dict[str, float]:
+    """What the capability table says of each agent, and how sure it is; keys as in the stage's metrics.
+
+    Args:
+        rows: of the table.
+        share: whether agents learn from each other, so that omega is used.
+
+    Returns:
+        `<agent>.accuracy`, `<agent>.capability`; `<agent>.standard_error` of the capability, where it is known;
+        with `samples`, `<agent>.accuracy_error` and `<agent>.capability_error`: the estimate from the first m responses
+        to each problem minus that from all;
+        with `share`, for every two agents `<of>.<relative to>.omega`, and where it is known its 95 % interval, `_low`
+        and `_high`.
+    """
+    bounds = {"ratio_min": settings.ratio_min, "ratio_max": settings.ratio_max}
+    capability_n = [row["capability"] for row in rows]
+    covariance_nn = [smoothed_covariance(row["window_covariance"]) for row in rows]
+    summary: dict[str, float] = {}
+    for k, row in enumerate(rows):
+        name = row["agent"]
+        summary |= {f"{name}.{key}": row[key] for key in ("accuracy", "capability")}
+        if row["standard_error"] is not None:
+            summary[f"{name}.standard_error"] = row["standard_error"]
+        if settings.samples is not None:
+            summary[f"{name}.accuracy_error"] = row["accuracy"] - row["accuracy_all"]
+            summary[f"{name}.capability_error"] = row["capability"] - smoothed(row["window_all"], settings.floor)
+        for j, other in enumerate(rows if share else ()):
+            if j == k:
+                continue
+            key = f"{name}.{other['agent']}.omega"
+            summary[key] = capability_ratio(of=capability_n[k], relative_to=capability_n[j], **bounds)
+            if covariance_nn[k] and covariance_nn[j]:
+                summary[f"{key}_low"], summary[f"{key}_high"] = ratio_interval(
+                    capability_n, covariance_nn, k, j, **bounds
+                )
+    return summary
 
 
 def advantage_columns(

@@ -32,11 +32,20 @@ def accuracy(rewards: ArrayLike, metric: str) -> float:
     Raises:
         DataError: there is no reward, or one is not finite.
     """
-    values = np.asarray(rewards, dtype=np.float64).ravel()
+    values = scores(rewards, metric)
+    return math.fsum(values.ravel().tolist()) / values.size
+
+
+def scores(rewards: ArrayLike, metric: str) -> NDArray[np.float64]:
+    """What each reward counts for in P_t: itself, or 1 above zero and else 0; in the shape of `rewards`.
+
+    Raises:
+        DataError: there is no reward, or one is not finite.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
     if values.size == 0 or not np.isfinite(values).all():
         raise DataError("an agent's rewards must be finite and at least one", found=_glance(values))
-    scores = {"reward_mean": values, "positive_rate": (values > 0).astype(np.float64)}[metric]
-    return math.fsum(scores.tolist()) / scores.size
+    return {"reward_mean": values, "positive_rate": (values > 0).astype(np.float64)}[metric]
 
 
 def extend_window(previous: Sequence[float], accuracy_now: float, size: int) -> tuple[float, ...]:

@@ -61,6 +61,13 @@ class CapabilitySettings(Section):
         source="eq. 8",
     )
     window: int = knob(doc="K: steps that the smoothed capability averages over.", unit="steps", source="eq. 9", ge=1)
+    samples: int | None = knob(
+        doc="m: P_t is the mean over the first so many of an agent's responses to each problem; all G of them train. "
+        "null: over all G.",
+        unit="responses",
+        source="the authors' later trainer",
+        ge=1,
+    )
     floor: float = knob(doc="Smallest smoothed capability, so that a ratio is always finite.", source="eq. 9", gt=0)
     ratio_min: float = knob(doc="Lower bound of the capability ratio omega.", source="eq. 7", gt=0, le=1)
     ratio_max: float = knob(doc="Upper bound of the capability ratio omega.", source="eq. 7", ge=1)
@@ -170,7 +177,14 @@ class AlgorithmSettings(Section):
 
 _HACPO: dict[str, Any] = {
     "rollouts": {"share": True, "group_multiplier": 1},
-    "capability": {"metric": "reward_mean", "window": 5, "floor": 1e-8, "ratio_min": 0.1, "ratio_max": 10.0},
+    "capability": {
+        "metric": "reward_mean",
+        "window": 5,
+        "samples": None,
+        "floor": 1e-8,
+        "ratio_min": 0.1,
+        "ratio_max": 10.0,
+    },
     "advantage": {
         "epsilon": 1e-6,
         "baseline": "capability",
@@ -951,6 +965,16 @@ class Settings(Section):
             raise ValueError(
                 "sampling.group_size: baseline 'own' compares an agent's own responses to one prompt and needs at "
                 f"least 2, found {self.responses_per_prompt}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _capability_has_samples(self) -> Settings:
+        samples, most = self.algorithm.capability.samples, self.responses_per_prompt
+        if samples is not None and samples > most:
+            raise ValueError(
+                f"algorithm.capability.samples: {samples} is more than the {most} responses that an agent gives to a "
+                "problem (sampling.group_size)"
             )
         return self
 

@@ -25,6 +25,7 @@ from hacpo.errors import ArtifactError, MissingInputError, StorageError
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _LOGPROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
 _WINDOW = pa.list_(pa.field("element", pa.float64(), nullable=False))
+_WINDOW_OF_LISTS = pa.list_(pa.field("element", _WINDOW, nullable=False))
 
 
 def _columns(**types: pa.DataType | tuple[pa.DataType, None]) -> pa.Schema:
@@ -105,7 +106,16 @@ VERDICTS = Table(
 )
 CAPABILITY = Table(
     "capability",
-    _columns(agent=pa.string(), accuracy=pa.float64(), window=_WINDOW, capability=pa.float64()),
+    _columns(
+        agent=pa.string(),
+        accuracy=pa.float64(),
+        window=_WINDOW,
+        capability=pa.float64(),
+        accuracy_all=pa.float64(),
+        window_all=_WINDOW,
+        window_covariance=_WINDOW_OF_LISTS,
+        standard_error=(pa.float64(), None),
+    ),
     ("agent",),
 )
 POOL = Table(

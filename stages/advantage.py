@@ -22,10 +22,10 @@ def advantage(
 ) -> None:
     """Write capability/step=<step> and advantages/step=<step>/learner=<name> for every learner."""
     from hacpo import schema
-    from hacpo.advantage_table import advantage_columns, advantage_summary, capability_rows
+    from hacpo.advantage_table import advantage_columns, advantage_summary, capability_rows, capability_summary
     from hacpo.errors import SettingsError
     from hacpo.layout import partition
-    from hacpo.rollouts import first_problems, in_order
+    from hacpo.rollouts import Row, first_problems, in_order, reward_array
 
     with open_stage(
         "advantage", context.obj, pipeline, step=step, out=out, limit=limit, overrides=overrides or (), steps_from=1
@@ -55,14 +55,13 @@ def advantage(
         problem_ids = [row["problem_id"] for row in problems]
         ordered = in_order(problem_ids, verdicts, group_size, where=f"verdicts of step {step}")
 
-        previous: dict[str, list[float]] = {}
+        previous: dict[str, Row] = {}
         if step > 1:
             table = stage.read(stage.inputs.capability(step - 1), schema.CAPABILITY, "advantage", step=step - 1)
-            previous = {row["agent"]: row["window"] for row in table.to_pylist()}
+            previous = {row["agent"]: row for row in table.to_pylist()}
+        rewards = reward_array(ordered, len(problems), len(agents), group_size)
         rows = capability_rows(
-            {agent: [row["reward"] for row in verdicts[agent]] for agent in agents},
-            previous,
-            settings.algorithm.capability,
+            {agent: rewards[:, number] for number, agent in enumerate(agents)}, previous, settings.algorithm.capability
         )
         with (
             schema.atomic(stage.outputs.capability(step).parent) as capability,
@@ -90,8 +89,9 @@ def advantage(
                     rows_per_shard=settings.storage.rows_per_shard,
                 )
                 stage.metrics |= {f"{name}.{key}": value for key, value in advantage_summary(columns).items()}
-        for row in rows:
-            stage.metrics |= {f"{row['agent']}.{key}": row[key] for key in ("accuracy", "capability")}
+        stage.metrics |= capability_summary(
+            rows, settings.algorithm.capability, share=settings.algorithm.rollouts.share
+        )
         stage.summary = ", ".join(f"{row['agent']} {row['capability']:.3f}" for row in rows)
 
 

@@ -121,6 +121,7 @@ class Run:
             own = self.responses(step, agent)
             mean = math.fsum(row["reward"] for row in own) / len(own)
             capability.append({"agent": agent, "accuracy": mean, "window": [mean], "capability": max(mean, 1e-8)})
+            capability[-1] |= {"accuracy_all": mean, "window_all": [mean], "window_covariance": [[]]}
             rollouts = [
                 row
                 | {"step": step, "agent": agent, "prompt_token_ids": [1], "token_ids": [2, 3], "text": self.text}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from hacpo import schema
 from hacpo.advantage import step_advantages
-from hacpo.advantage_table import advantage_summary, capability_rows
+from hacpo.advantage_table import advantage_summary, capability_rows, capability_summary
 from hacpo.audit.inputs import Batch
 from hacpo.audit.pools import TOLERANCE, PoolOrder, check_shared_columns
 from hacpo.audit.responses import Floats
@@ -20,6 +20,9 @@ from hacpo.audit.run import AuditRun
 from hacpo.audit.tables import read
 from hacpo.errors import HacpoError
 from hacpo.rollouts import Row
+
+_UNKNOWN: Any = object()
+"""In place of a value that cannot be told."""
 
 
 def check_capability(run: AuditRun, step: int, rewards: Mapping[str, Floats | None]) -> dict[str, Row] | None:
@@ -30,29 +33,30 @@ def check_capability(run: AuditRun, step: int, rewards: Mapping[str, Floats | No
         run.skip("advantages", "capabilities cannot be read")
         return None
     rows = Rows(run, content, "agent", pa.array(run.agents, pa.string()))
+    group = run.settings.responses_per_prompt
     known = {
-        agent: values.tolist() for agent, values in rewards.items() if values is not None and np.isfinite(values).all()
+        agent: values.reshape(-1, group)
+        for agent, values in rewards.items()
+        if values is not None and np.isfinite(values).all()
     }
-    previous = _previous_windows(run, step)
+    previous = _previous_rows(run, step)
     for agent in run.agents:
         if agent not in known or (step > 1 and agent not in previous):
             run.skip(f"capability of {agent}", "its rewards or the window before are not known")
     settings = run.settings.algorithm.capability
     computable = {agent: values for agent, values in known.items() if step == 1 or agent in previous}
-    made = {row["agent"]: row for row in capability_rows(computable, previous, settings)}
-    for column in ("accuracy", "capability"):
+    partial = len(computable) < len(run.agents)
+    if partial:  # a covariance is one of two agents
+        previous = {agent: row | {"window_covariance": []} for agent, row in previous.items()}
+    made = {row["agent"]: row for row in (capability_rows(computable, previous, settings) if computable else ())}
+    if partial:
+        unknown = {"window_covariance": _UNKNOWN, "standard_error": _UNKNOWN}
+        made = {agent: row | unknown for agent, row in made.items()}
+    for column in ("accuracy", "capability", "accuracy_all"):
         expected = [made[agent][column] if agent in made else math.nan for agent in run.agents]
         rows.close("capability", column, expected, absolute=TOLERANCE)
-    windows = rows.arrow("window").to_pylist()
-    expected_windows = [made[agent]["window"] if agent in made else None for agent in run.agents]
-    good = [
-        wanted is None
-        or (len(wanted) == len(window) and np.allclose(window, wanted, rtol=0, atol=TOLERANCE, equal_nan=False))
-        for window, wanted in zip(windows, expected_windows, strict=True)
-    ]
-    shown = np.empty(len(good), dtype=object)
-    shown[:] = expected_windows
-    rows.require("capability", "window", np.array(good, dtype=np.bool_), shown)
+    for column in ("window", "window_all", "window_covariance", "standard_error"):
+        _check_nested(rows, column, [made[agent][column] if agent in made else _UNKNOWN for agent in run.agents])
     values = rows.floats("capability")
     rows.require("capability", "capability", np.isfinite(values) & (values > 0), "a finite number above 0")
     if not rows.complete:
@@ -60,7 +64,32 @@ def check_capability(run: AuditRun, step: int, rewards: Mapping[str, Floats | No
     return {row["agent"]: row for row in content.arrow.to_pylist()}
 
 
-def _previous_windows(run: AuditRun, step: int) -> dict[str, list[float]]:
+def capability_metrics(run: AuditRun, rows: Mapping[str, Row]) -> dict[str, float | None]:
+    """What the stage's metrics must repeat of a capability table, as far as its rows make sense."""
+    settings = run.settings.algorithm
+    try:
+        return dict(capability_summary(list(rows.values()), settings.capability, share=settings.rollouts.share))
+    except (HacpoError, ArithmeticError, ValueError, IndexError):  # findings of the table's own
+        return {f"{agent}.{key}": row[key] for agent, row in rows.items() for key in ("accuracy", "capability")}
+
+
+def _check_nested(rows: Rows, column: str, expected: Sequence[Any]) -> None:
+    """A column of lists, or of numbers that may be null, against expected values; `_UNKNOWN`: all is well."""
+    found = rows.arrow(column).to_pylist()
+    good = [wanted is _UNKNOWN or _alike(value, wanted) for value, wanted in zip(found, expected, strict=True)]
+    shown = np.empty(len(good), dtype=object)
+    shown[:] = expected
+    rows.require("capability", column, np.array(good, dtype=np.bool_), shown)
+
+
+def _alike(found: Any, wanted: Any) -> bool:
+    """Numbers within `TOLERANCE` of each other, in lists of the same lengths."""
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(_alike, found, wanted))
+    return found is wanted if wanted is None or found is None else bool(abs(found - wanted) <= TOLERANCE)
+
+
+def _previous_rows(run: AuditRun, step: int) -> dict[str, Row]:
     path = run.layout.capability(step - 1)
     if step == 1 or not path.is_file():
         return {}
@@ -68,7 +97,14 @@ def _previous_windows(run: AuditRun, step: int) -> dict[str, list[float]]:
         rows = schema.read_table(path, schema.CAPABILITY).to_pylist()
     except HacpoError:
         return {}
-    return {row["agent"]: row["window"] for row in rows if np.isfinite(row["window"]).all()}
+    return {row["agent"]: row for row in rows if _is_usable(row, len(run.agents))}
+
+
+def _is_usable(row: Row, agents: int) -> bool:
+    """Whether what goes from a step's capability into the next one's is numbers, and as many as there must be."""
+    covariances = row["window_covariance"]
+    values = [*row["window"], *row["window_all"], *(value for step in covariances for value in step)]
+    return all(map(math.isfinite, values)) and {len(step) for step in covariances} <= {0, agents}
 
 
 def check_advantages(

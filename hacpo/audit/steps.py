@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacpo.audit.advantages import check_advantages, check_capability
+from hacpo.audit.advantages import capability_metrics, check_advantages, check_capability
 from hacpo.audit.checkpoints import check_checkpoint
 from hacpo.audit.evaluations import check_evaluation
 from hacpo.audit.inputs import Batch, check_prompts
@@ -107,9 +107,7 @@ def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
         for agent in run.agents
     }
     capabilities = check_capability(run, step, rewards) if layout.capability(step) in presence.here else None
-    metrics: dict[str, float | None] = {
-        f"{agent}.{key}": row[key] for agent, row in (capabilities or {}).items() for key in ("accuracy", "capability")
-    }
+    metrics = capability_metrics(run, capabilities or {})
     for learner in run.agents:
         advantages: Rows | None = None
         if layout.advantages(step, learner) in presence.here:

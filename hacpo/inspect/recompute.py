@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from hacpo import schema
 from hacpo.advantage_table import advantage_columns, capability_rows
-from hacpo.capability import accuracy
 from hacpo.config import AlgorithmSettings, Settings
 from hacpo.errors import ArtifactError
 from hacpo.inspect.question import Question, check_made_with
 from hacpo.inspect.reading import Row, StepReader
-from hacpo.rollouts import in_order
+from hacpo.rollouts import in_order, reward_array
 from hacpo.trace import trace_columns
 from hacpo.updates import plan_updates, shuffle_seed
 
@@ -147,18 +146,23 @@ def recompute(question: Question, step: int, learners: Sequence[str]) -> WhatIf:
 def _read_step(question: Question, reader: StepReader) -> _Step:
     layout, step, as_run = question.pipeline.layout, reader.step, question.as_run
     agents = list(as_run.agents)
-    verdicts = {agent: _verdicts(reader, agent) for agent in agents}
     group_size = as_run.responses_per_prompt
-    ordered = in_order(
-        [row["problem_id"] for row in reader.problems()], verdicts, group_size, where=f"verdicts of step {step}"
-    )
+    ordered = _ordered(question, reader)
     path = layout.capability(step)
     before = reader.required(schema.CAPABILITY, path, "advantage").to_pylist()
     check_made_with(path, as_run)
     settings = question.settings.algorithm.capability
-    rewards = {agent: [row["reward"] for row in verdicts[agent]] for agent in agents}
-    after = capability_rows(rewards, _windows_before(question, reader), settings)
+    rewards = _by_agent(ordered, agents, group_size)
+    after = capability_rows(rewards, _rows_before(question, reader), settings)
     return _Step(question, reader, ordered, group_size, before, after)
+
+
+def _ordered(question: Question, reader: StepReader) -> list[tuple[str, Row]]:
+    """(agent, verdict) of every response of a step, in order."""
+    verdicts = {agent: _verdicts(reader, agent) for agent in question.as_run.agents}
+    problem_ids = [row["problem_id"] for row in reader.problems()]
+    where = f"verdicts of step {reader.step}"
+    return in_order(problem_ids, verdicts, question.as_run.responses_per_prompt, where=where)
 
 
 def _verdicts(reader: StepReader, agent: str) -> list[Row]:
@@ -167,24 +171,29 @@ def _verdicts(reader: StepReader, agent: str) -> list[Row]:
     return list(reader.required(schema.VERDICTS, path, "verify", columns, agent=agent).to_pylist())
 
 
-def _windows_before(question: Question, reader: StepReader) -> dict[str, list[float]]:
-    """Every agent's window of the step before: its file's, or, under another window or metric, from the verdicts."""
+def _by_agent(ordered: Sequence[tuple[str, Row]], agents: Sequence[str], group_size: int) -> dict[str, Floats]:
+    """Every agent's own rewards, [P, G], from its verdicts in order."""
+    rewards = reward_array(ordered, len(ordered) // (len(agents) * group_size), len(agents), group_size)
+    return {agent: rewards[:, number] for number, agent in enumerate(agents)}
+
+
+def _rows_before(question: Question, reader: StepReader) -> dict[str, Row]:
+    """Every agent's row of the step before: its file's, or, where another window, metric or number of samples is asked
+    about, from the verdicts."""
     if reader.step == 1:
         return {}
-    changed = {f"algorithm.capability.{key}" for key in ("window", "metric")} & question.changed.keys()
-    earlier = StepReader(question.pipeline, reader.step - 1)
-    if not changed:
+    keys = ("window", "metric", "samples")
+    if not {f"algorithm.capability.{key}" for key in keys} & question.changed.keys():
+        earlier = StepReader(question.pipeline, reader.step - 1)
         path = question.pipeline.layout.capability(earlier.step)
-        return {
-            row["agent"]: row["window"] for row in earlier.required(schema.CAPABILITY, path, "advantage").to_pylist()
-        }
-    settings = question.settings.algorithm.capability
-    windows: dict[str, list[float]] = {agent: [] for agent in question.as_run.agents}
+        return {row["agent"]: row for row in earlier.required(schema.CAPABILITY, path, "advantage").to_pylist()}
+    settings, agents = question.settings.algorithm.capability, list(question.as_run.agents)
+    rows: dict[str, Row] = {}
     for step in range(max(1, reader.step - settings.window + 1), reader.step):
-        for agent, window in windows.items():
-            rewards = [row["reward"] for row in _verdicts(StepReader(question.pipeline, step), agent)]
-            window.append(accuracy(rewards, settings.metric))
-    return windows
+        earlier = StepReader(question.pipeline, step)
+        rewards = _by_agent(_ordered(question, earlier), agents, question.as_run.responses_per_prompt)
+        rows = {row["agent"]: row for row in capability_rows(rewards, rows, settings)}
+    return rows
 
 
 def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hacpo.config import Settings
 from hacpo.metrics import AVERAGE
-from hacpo.report.charts import Bars, Line, Rule, bar_chart, line_chart
+from hacpo.report.charts import Bars, Line, Rule, bar_chart, extent, line_chart
 from hacpo.report.collect import Curve, Measurements
 from hacpo.report.panels import (
     ANSWER_SHARES,
@@ -140,6 +140,37 @@ def capability(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     return [first, panels]
 
 
+def estimate(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+    """omega with its interval, one panel per learner, and what the estimates behind it are off by."""
+    panels: list[Panel] = []
+    for learner in found.agents:
+        lines = []
+        for source in found.agents:
+            values, lows, highs = (
+                found.metric("advantage", "all", f"{source}.{learner}.omega{end}") for end in ("", "_low", "_high")
+            )
+            band = {step: (lows[step], highs[step]) for step in lows}
+            lines.append(Line(source, color_of(found, source), values, band))
+        scale = log_scale([1.0, *(value for line in lines for value in extent(line))])
+        described = f"ability relative to {learner}, with its 95 % interval, by step"
+        panels += panel(
+            f"relative to {learner}",
+            lines,
+            found,
+            described,
+            NUMBER,
+            scale,
+            [Rule(1.0, "equals")],
+            color_of(found, learner),
+        )
+    errors = []
+    for key, title in (("accuracy_error", "error of a step's accuracy"), ("capability_error", "error of capability")):
+        curves = {agent: found.metric("advantage", "all", f"{agent}.{key}") for agent in found.agents}
+        described = f"{title}: the first answers to each problem minus all of them, by step"
+        errors += panel(title, agent_lines(found, curves), found, described, NUMBER, rules=[Rule(0.0, "")])
+    return [panels, errors]
+
+
 def groups(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Shares of the advantage stage's metrics, one panel each: first those of problems, then those of answers."""
     panels = []
@@ -222,6 +253,7 @@ FIGURES: dict[str, Callable[[Measurements, Settings], Rows]] = {
     "rollouts": rollouts,
     "time": time,
     "capability": capability,
+    "estimate": estimate,
     "own_ratio": own_ratio,
     "cross_ratio": cross_ratio,
     "groups": groups,
