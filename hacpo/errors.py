@@ -1,7 +1,7 @@
 """The errors a user can cause or meet, each one clear line: what, where, expected, found, remedy.
 
-The command line turns any `HacpoError` into that line on standard error and its `exit_code`; anything else is a bug and
-keeps its traceback.
+The command line turns any `HacpoError` into that line on standard error and its `exit_code`; anything else is a fault
+of ours, whose traceback goes to a file (`hacpo.pipeline.crashes`). Parts of a line come from files and models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ class HacpoError(Exception):
             line += f" ({', '.join(facts)})"
         if remedy:
             line = f"{line.rstrip('.')}. {remedy[:1].upper()}{remedy[1:]}"
-        super().__init__(" ".join(line.split()))
+        super().__init__(harmless(" ".join(line.split())))
+
+
+def harmless(text: str) -> str:
+    """Text of one line without characters that could steer a terminal or hide what is said: they are spelled out."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )
 
 
 class SettingsError(HacpoError):

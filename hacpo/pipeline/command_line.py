@@ -9,7 +9,8 @@ from typing import Any
 
 import typer
 
-from hacpo.errors import HacpoError
+from hacpo.errors import HacpoError, harmless
+from hacpo.pipeline import crashes
 from hacpo.pipeline.session import Session, die_with_parent, quiet_threads
 from hacpo.processes import launched, orphaned
 
@@ -23,7 +24,8 @@ def new_app(**options: Any) -> typer.Typer:
 
 
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
-    """Run a command and return its exit code; a user's mistake becomes one line on standard error."""
+    """Run a command and return its exit code; whatever goes wrong becomes one line on standard
+    error, and what nobody foresaw also a file (`hacpo.pipeline.crashes`)."""
     quiet_threads()
     if "DVC_STAGE" in os.environ or launched():
         die_with_parent()  # a killed `dvc repro`, or a killed update, must not leave a stage behind
@@ -46,9 +48,11 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors; without a message it has printed the help
             if error.format_message():
-                print(f"hacpo: error: {error.format_message()}", file=sys.stderr)
+                print(f"hacpo: error: {harmless(error.format_message())}", file=sys.stderr)
             return 2
-        raise
+        line = crashes.record(error, sys.argv[1:] if arguments is None else arguments)
+        print(f"hacpo: error: {HacpoError(line)}", file=sys.stderr)
+        return crashes.EXIT_CODE
     if code == INTERRUPTED:  # Typer turns Ctrl-C into this return value
         print("hacpo: interrupted; finished stages are kept, the same command continues", file=sys.stderr)
     return code if isinstance(code, int) else 0
