@@ -13,6 +13,8 @@ from hacpo.engines.chat_templates import settle_chat
 from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.errors import DataError, ModelError
 from hacpo.retokenize import retokenize
+from hacpo.same_tokenizer import same_tokenizer
+from hacpo.terminals import terminal_map
 
 SOLUTION = "7+3=10 10-2=8 \\boxed{8}"
 
@@ -185,6 +187,22 @@ def test_real_models_end_their_turns_as_they_do(real: dict[str, ChatTokenizer]) 
     # <|im_end|>, and <|endoftext|>; <|eot_id|>, and <|end_of_text|>, <|eom_id|>
     assert (qwen.eos_token_id, qwen.stop_token_ids) == (151645, (151643, 151645))
     assert (llama.eos_token_id, llama.stop_token_ids) == (128009, (128001, 128008, 128009))
+
+
+def test_real_ends_stand_for_each_other(real: dict[str, ChatTokenizer]) -> None:
+    qwen, llama = real["qwen3"].terminals, real["llama3"].terminals
+    # <|im_end|> is <|eot_id|>, <|endoftext|> is <|end_of_text|>; <|eom_id|> ends a turn.
+    assert terminal_map(qwen, llama) == {151645: 128009, 151643: 128001}
+    assert terminal_map(llama, qwen) == {128009: 151645, 128001: 151643, 128008: 151645}
+
+
+def test_a_real_tokenizer_that_was_saved_again_is_the_same(real: dict[str, ChatTokenizer], tmp_path: Path) -> None:
+    """Twice as long a tokenizer.json, merges as pairs."""
+    real["qwen3"]._tokenizer.save_pretrained(str(tmp_path))
+    original = SHARED / "tokenizers" / "qwen3"
+    assert (tmp_path / "tokenizer.json").stat().st_size > 2 * (original / "tokenizer.json").stat().st_size
+    assert same_tokenizer(original, tmp_path)
+    assert not same_tokenizer(original, SHARED / "tokenizers" / "llama3")
 
 
 def test_real_control_tokens_in_a_text_stay_text(real: dict[str, ChatTokenizer]) -> None:

@@ -6,21 +6,25 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import pytest
 
 from conftest import PARAMS, Cli, environment, make_project
 from hacpo import schema
+from hacpo.audit.findings import Finding
+from hacpo.audit.walk import audit
 from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.errors import ModelError
 from hacpo.layout import Layout, partition
+from hacpo.pipeline.project import Pipeline
 from hacpo.pooling import Limits, as_sampled
 from hacpo.same_tokenizer import same_tokenizer
 from hacpo.terminals import Terminals, terminal_map
+from tampering import Sandbox, make_sandbox
 from tokenizer_kinds import write_model, write_tokenizer
 
 Row = dict[str, Any]
@@ -226,7 +230,6 @@ def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(made: Step,
 
 def _copied_run(artifacts: Path, old: str, new: str) -> None:
     """The tables that pool reads, under another run's name."""
-    from hacpo.pipeline.project import Pipeline
     from hacpo.settings import dump
 
     for path in (artifacts / old).rglob("*"):
@@ -283,6 +286,58 @@ def test_always_goes_through_text_between_equal_tokenizers_too(step: Step, cli: 
         if row["status"] == "kept" and row["source_terminal"] in (None, turn):
             ended = [turn] if rollout["finish_reason"] == "stop" else []
             assert row["token_ids"] == [*chat.encode(rollout["text"]), *ended]
+
+
+# --- the audit
+
+
+@pytest.fixture(scope="module")
+def copy(made: Step, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    yield from make_sandbox(made.root, tmp_path_factory.mktemp("sandbox"))
+
+
+@pytest.fixture
+def sandbox(copy: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    monkeypatch.chdir(copy.root)
+    yield copy
+    copy.restore()
+
+
+def findings(texts: Literal["all", "none"] = "none") -> list[Finding]:
+    """Of the pools alone: that ada's responses were not sampled by its model is another matter."""
+    found = audit(Pipeline.open(Path("pipelines/small")), texts=texts).findings
+    return [finding for finding in found if "/pool/" in finding.file.as_posix()]
+
+
+def test_pools_of_both_kinds_audit_clean(sandbox: Sandbox) -> None:
+    assert findings("all") == []
+
+
+@pytest.mark.parametrize(
+    ("column", "change"),
+    [
+        ("token_ids", lambda ids: [*ids[:-1], ids[-1] + 1]),
+        ("as_sampled", lambda flag: False),
+        ("status", lambda _: "too_long"),
+        ("roundtrip", lambda _: False),
+        ("source_terminal", lambda token: token + 1),
+        ("learner_terminal", lambda _: None),
+    ],
+)
+def test_what_should_be_as_sampled_and_is_not(sandbox: Sandbox, column: str, change: Callable[[Any], Any]) -> None:
+    row = sandbox.edit(
+        "pool/step=0001/learner=bo", column, change, lambda row: row["source"] == "ada" and row["source_terminal"]
+    )
+    first = next(found for found in findings() if found.check == "pool" and found.column.startswith(column))
+    assert (first.row, first.found if column != "token_ids" else row["new"]) == (row["rollout_id"], row["new"])
+
+
+def test_a_pool_through_text_that_should_not_be(sandbox: Sandbox) -> None:
+    sandbox.replace(sandbox.pipeline / "params.yaml", "storage:", "pool: {retokenise: always}\nstorage:")
+    sandbox.replace(sandbox.artifacts / "settings.json", '"retokenise": "auto"', '"retokenise": "always"')
+    found = next(f for f in findings() if f.column == "as_sampled")
+    # All 12 of ada's and 12 of bo's for the other; the first pool is ada's.
+    assert (found.expected, found.found, found.count, found.note) == (False, True, 12, "retokenise: always")
 
 
 # --- which token stands for which
@@ -409,9 +464,17 @@ def test_a_damaged_tokenizer_is_one_line(name: str, text: str, message: str, fol
 
 def test_the_pool_depends_on_every_agents_tokenizer(step: Step, cli: Cli) -> None:
     from hacpo.pipeline.plan import rendered
-    from hacpo.pipeline.project import Pipeline
 
     text = next(t for path, t in rendered(Pipeline.open(Path("pipelines/small"))).items() if path.parent.name == "0001")
     pool = text.partition("  pool:\n")[2].partition("  advantage:\n")[0]
     assert "- artifacts/small/checkpoints/step=0000\n" in pool
     assert "- pool\n" in pool  # the block of settings, `retokenise` among them
+
+
+def test_a_pool_of_an_earlier_version_is_one_line(finished_copy: Path, cli: Cli) -> None:
+    for shard in (finished_copy / "artifacts/small/pool/step=0001/learner=ada").iterdir():
+        content = pq.read_table(shard, partitioning=None)
+        pq.write_table(content.drop_columns(["as_sampled", "source_terminal", "learner_terminal"]), shard)
+    refused = cli("update", "pipelines/small", "--step", 1, "--agent", "ada", "--out", finished_copy / "out")
+    assert refused.code == 4
+    assert "part-00000.parquet: column 'as_sampled' is missing. Remake it with `hacpo pool" in refused.error

@@ -104,6 +104,19 @@ def test_what_a_normaliser_changes(
     assert (result.status, result.roundtrip) == (status, roundtrip)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_control_tokens_are_those_that_decoding_leaves_out(name: str, chats: dict[str, ChatTokenizer]) -> None:
+    chat = chats[name]
+    three = chat.encode("3")
+    text, last = chat.decode([*three, *three]), max(chat._tokenizer.get_vocab().values())
+    for token_id in range(last + 1):
+        piece = chat._tokenizer.convert_ids_to_tokens(token_id)
+        if name == "python_bytes" and len(piece) == 1 and ord(piece) > 127:
+            continue  # a part of a character, which ByT5 leaves out too
+        assert chat.holds_control([*three, token_id]) == (chat.decode([*three, token_id, *three]) == text), piece
+    assert chat.holds_control([last + 1])  # a row that the model has and no token
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(KINDS))
 @pytest.mark.parametrize("unit", ["a", " ", "\u0301\u0323", "😀", "<|im_end|></s>", "7", "The answer is 12.\n"])
