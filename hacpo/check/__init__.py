@@ -1,1 +1,2 @@
-"""What `hacpo plan --check` looks at before a run: settings, models, data, lengths. Nothing is loaded or written."""
+"""What `hacpo plan --check` looks at before a run: settings, models, data, lengths, the machine. No weights are loaded,
+and nothing is written in the project."""

@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from hacpo import problems
-from hacpo.check.remarks import Remark, error, to_do
-from hacpo.config import DataSet
+from hacpo.check.remarks import Remark, error, to_do, warning
+from hacpo.config import DataSet, VerificationSettings
 from hacpo.errors import HacpoError
 from hacpo.importing.known import KNOWN
 from hacpo.pipeline.project import Pipeline
+from hacpo.problems import Row
+from hacpo.reward import Request, Verifier
 from hacpo.reward_function import module_file
 
-_PATIENCE = 180
-"""Seconds that importing a reward function's module may take."""
+_WRONG = "I do not know."
+"""A response that answers nothing."""
 
 
 class Files:
-    """Problem files, each read once however many pipelines use it."""
+    """Problem sets, each read once however many pipelines use it."""
 
     def __init__(self) -> None:
-        self._counts: dict[Path, int | HacpoError] = {}
+        self._found: dict[tuple[str, Path], tuple[int, Row] | HacpoError] = {}
 
     def count(self, name: str, source: DataSet, root: Path) -> int:
         """How many problems a set has.
 
         Raises:
-            HacpoError: its file cannot be used.
+            HacpoError: it cannot be used.
         """
-        if source.path is None:
-            return source.problems or 0
-        path = (root / source.path).resolve()
-        if path not in self._counts:
+        return self._look(name, source, root)[0]
+
+    def first(self, name: str, source: DataSet, root: Path) -> Row:
+        """Its first problem; errors as for `count`."""
+        return self._look(name, source, root)[1]
+
+    def _look(self, name: str, source: DataSet, root: Path) -> tuple[int, Row]:
+        key = source.model_dump_json(), root.resolve()
+        if key not in self._found:
             try:
-                self._counts[path] = len(problems.load(name, source, root))
+                rows = problems.load(name, source, root)
+                self._found[key] = len(rows), rows[0]
             except HacpoError as refusal:
-                self._counts[path] = refusal
-        found = self._counts[path]
+                self._found[key] = refusal
+        found = self._found[key]
         if isinstance(found, HacpoError):
             raise found
         return found
@@ -80,13 +86,13 @@ def _import_command(name: str, path: str) -> str | None:
     return f"`hacpo import {known}`" if usual and known in KNOWN and split in KNOWN[known].files else None
 
 
-def check_reward(pipeline: Pipeline, refusals: dict[tuple[str, Path], str | None]) -> Iterator[Remark]:
-    """The reward function, imported by a process of its own.
+def check_reward(pipeline: Pipeline, files: Files, tried: dict[str, Remark | None]) -> Iterator[Remark]:
+    """The reward function: imported and called as the run does it, in a process that can be killed.
 
     Args:
-        refusals: what was found before, by function and project; added to.
+        tried: what was found before, by all that it follows from; added to.
     """
-    verification = pipeline.settings.verification
+    settings, verification = pipeline.settings, pipeline.settings.verification
     if verification.is_math:
         return
     try:
@@ -94,24 +100,33 @@ def check_reward(pipeline: Pipeline, refusals: dict[tuple[str, Path], str | None
     except HacpoError as refusal:
         yield error(refusal)
         return
-    key = verification.reward, pipeline.root.resolve()
-    if key not in refusals:
-        refusals[key] = _refusal(*key)
-    if refusals[key] is not None:
-        yield error(f"verification.reward: {refusals[key]}")
+    problem: Row | None = None
+    with contextlib.suppress(HacpoError):  # which another remark says
+        problem = files.first(settings.data.train, settings.data.sets[settings.data.train], pipeline.root)
+    key = repr((verification.model_dump_json(), pipeline.root.resolve(), problem))
+    if key not in tried:
+        tried[key] = _try_reward(verification, pipeline.root, problem)
+    remark = tried[key]
+    if remark is not None:
+        yield remark
 
 
-def _refusal(function: str, root: Path) -> str | None:
-    """Why verification could not use a function; None if it can."""
-    command = [sys.executable, "-m", "hacpo.verification_worker", function, str(root)]
+def _try_reward(settings: VerificationSettings, root: Path, problem: Row | None) -> Remark | None:
+    """What is wrong with a reward function, called with the gold answer in a box and with an answer that is none."""
+    responses = [] if problem is None else [f"\\boxed{{{problem['answer']}}}", _WRONG]
+    requests = [Request(text, text, "stop", problem["answer"], problem) for text in responses if problem is not None]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False
-        )
-        said = json.loads(done.stdout.splitlines()[0])
-    except subprocess.TimeoutExpired:
-        return f"importing {function.partition(':')[0]} takes more than {_PATIENCE} s"
-    except (IndexError, ValueError):
-        return f"importing {function.partition(':')[0]} ends the process"
-    refused = said.get("refused")
-    return None if refused is None else str(refused)
+        with Verifier(settings.model_copy(update={"workers": 1}), root) as verifier:
+            verdicts = verifier.verify(requests)
+    except HacpoError as refusal:
+        return error(refusal)
+    failed = [
+        (request.text, verdict.message)
+        for request, verdict in zip(requests, verdicts, strict=True)
+        if verdict.verdict in ("error", "timeout")
+    ]
+    if not failed or problem is None:
+        return None
+    number = f"{len(failed)} of {len(requests)} responses that were tried on problem {problem['problem_id']!r}"
+    line = f"verification.reward: {settings.reward} cannot judge {number}, the first {failed[0][0]!r}: {failed[0][1]}"
+    return error(line) if len(failed) == len(requests) else warning(line)

@@ -10,7 +10,9 @@ from hacpo import settings as settings_of
 from hacpo.check.agents import OnHub, ask_hub, check_agents, known_shape
 from hacpo.check.fit import check_fit
 from hacpo.check.inputs import Files, check_data, check_reward
+from hacpo.check.machine import check_machine, check_project
 from hacpo.check.remarks import Remark, error
+from hacpo.check.starts import check_starts
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
 
@@ -33,11 +35,14 @@ class Checker:
 
     Attributes:
         online: ask the hub whether models are there and may be downloaded.
+        elsewhere: the runs will be on another machine, so what this one lacks is not said.
     """
 
     online: bool = False
+    elsewhere: bool = False
     _files: Files = field(default_factory=Files)
-    _rewards: dict[tuple[str, Path], str | None] = field(default_factory=dict)
+    _rewards: dict[str, Remark | None] = field(default_factory=dict)
+    _starts: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _answers: dict[tuple[str, str | None], Sequence[str] | HacpoError] = field(default_factory=dict)
 
     def check(self, folder: Path) -> list[Remark]:
@@ -54,10 +59,14 @@ class Checker:
             _ = pipeline.settings_files
         except HacpoError as refusal:
             yield error(refusal)
+        yield from check_project(pipeline)
         yield from check_agents(pipeline, self._on_hub)
+        yield from check_starts(pipeline, self._starts)
         yield from check_data(pipeline, self._files)
-        yield from check_reward(pipeline, self._rewards)
+        yield from check_reward(pipeline, self._files, self._rewards)
         shapes = {name: known_shape(pipeline, name) for name in pipeline.settings.agents}
+        if not self.elsewhere:
+            yield from check_machine(pipeline.settings, shapes)
         yield from check_fit(pipeline.settings, pipeline.folder, shapes)
 
     @property

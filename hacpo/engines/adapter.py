@@ -65,9 +65,11 @@ def settle_adapter(
 
     Raises:
         SettingsError: the settings do not fit the model, or not the checkpoint.
+        ModelError: PEFT is not installed.
     """
     held = adapter_of(model)
     if step == 1 and held is None and settings is not None:
+        _require_peft(where)
         config = _config(settings, resolve_targets(model, settings, where), model, base.as_posix())
         _inject(model, config)
         _draw(model, seed)
@@ -100,23 +102,35 @@ def check_adapter(start: Path | TinySettings, settings: AdapterSettings, where: 
         SettingsError: the targets or the rank do not fit.
         ModelError: PEFT is not installed, or transformers does not know the architecture.
     """
+    _require_peft(where)
+    resolve_targets(skeleton(start), settings, where)
+
+
+def skeleton(start: Path | TinySettings | Mapping[str, Any]) -> Any:
+    """A model as its config makes it, its weights of no value.
+
+    Args:
+        start: its folder, of which only the config is read; or what it is made of; or what its config says.
+
+    Raises:
+        ModelError: transformers does not know the architecture.
+    """
     if isinstance(start, TinySettings):
         from hacpo.engines.tiny import build_model, build_tokenizer
 
-        resolve_targets(build_model(start, build_tokenizer(start), 0), settings, where)
-        return
+        return build_model(start, build_tokenizer(start), 0)
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
+        if isinstance(start, Path):
+            config = AutoConfig.from_pretrained(str(start), local_files_only=True, trust_remote_code=False)
+        else:
+            config = AutoConfig.for_model(**start)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(str(start), local_files_only=True, trust_remote_code=False),
-                trust_remote_code=False,
-            )
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError and others for configs it cannot use.
         raise ModelError(f"cannot be loaded: {why_unloadable(error)}", where=start) from None
-    resolve_targets(model, settings, where)
 
 
 def resolve_targets(model: Any, settings: AdapterSettings, where: str) -> list[str]:
@@ -124,9 +138,7 @@ def resolve_targets(model: Any, settings: AdapterSettings, where: str) -> list[s
 
     Raises:
         SettingsError: a target matches no layer, or one that cannot have an adapter, or the rank is too large.
-        ModelError: PEFT is not installed.
     """
-    _require_peft(where)
     head, linear, other = model.get_output_embeddings(), {}, set()
     for path, module in model.named_modules():
         # GPT-2's Conv1D is a linear layer with its weight transposed.

@@ -95,7 +95,7 @@ def check_vllm(folder: Path, settings: EngineSettings, machine: Machine | None =
     config = model_config(folder)
     refused = not_with_model(settings, config)
     if machine is not None:
-        refused = _not_on_machine(settings, machine) or refused or _not_on_cpu(config, machine)
+        refused = not_on_machine(settings, machine) or refused or not_on_cpu(config, machine)
     if refused is not None:
         what, remedy = refused
         raise ModelError(f"vLLM: {what}", where=folder, remedy=remedy)
@@ -125,7 +125,7 @@ def not_with_model(settings: EngineSettings, config: Mapping[str, Any]) -> tuple
     return None
 
 
-def _not_on_machine(settings: EngineSettings, machine: Machine) -> tuple[str, str] | None:
+def not_on_machine(settings: EngineSettings, machine: Machine) -> tuple[str, str] | None:
     """What the machine does not allow, and what to do about it."""
     vllm, on_gpu = settings.vllm, machine.vllm == "gpu"
     processes = vllm.tensor_parallel * vllm.data_parallel
@@ -177,7 +177,7 @@ def _not_on_machine(settings: EngineSettings, machine: Machine) -> tuple[str, st
     return next(((what, remedy) for refused, what, remedy in rules if refused), None)
 
 
-def _not_on_cpu(config: Mapping[str, Any], machine: Machine) -> tuple[str, str] | None:
+def not_on_cpu(config: Mapping[str, Any], machine: Machine) -> tuple[str, str] | None:
     """What vLLM's attention on a CPU does not do."""
     heads, hidden = _heads(config), config.get("hidden_size")
     size = config.get("head_dim") or (hidden // heads if heads and isinstance(hidden, int) else None)

@@ -60,7 +60,7 @@ def agent_shape(name: str, agent: AgentSettings, root: Path) -> ModelShape:
     shape = KNOWN_MODELS.get(repository)
     if shape is not None:
         return shape
-    cached = _in_hub_cache(repository, agent.revision)
+    cached = hub_cache(repository, agent.revision)
     if cached is None:
         raise ModelError(
             f"the shape of {repository} is not known here",
@@ -70,7 +70,8 @@ def agent_shape(name: str, agent: AgentSettings, root: Path) -> ModelShape:
     return from_folder(cached)
 
 
-def _in_hub_cache(repository: str, revision: str | None) -> Path | None:
+def hub_cache(repository: str, revision: str | None) -> Path | None:
+    """The folder of a repository's config in the hub's cache on this machine; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(repository, "config.json", revision=revision)

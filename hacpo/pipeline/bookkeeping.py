@@ -42,6 +42,25 @@ def repair_locks(pipeline: Pipeline) -> list[Path]:
     return removed
 
 
+def project_root(root: Path) -> str:
+    """The root of the DVC repository that a project's root lies in.
+
+    Raises:
+        SettingsError: it lies in none.
+    """
+    from dvc.exceptions import NotDvcRepoError
+    from dvc.repo import Repo
+
+    try:
+        return str(Repo.find_root(str(root)))
+    except NotDvcRepoError:
+        raise SettingsError(
+            "is no DVC project",
+            where=root.resolve(),
+            remedy="run `dvc init` there (without git: `dvc init --no-scm`)",
+        ) from None
+
+
 class Books:
     """DVC's view of a project.
 
@@ -50,19 +69,11 @@ class Books:
     """
 
     def __init__(self, root: Path) -> None:
-        from dvc.exceptions import NotDvcRepoError
         from dvc.repo import Repo
 
         for name in ("dvc", "dvc_data", "dvc_objects"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # also turns off their progress bars: we show our own
-        try:
-            self.repo = Repo(str(root))
-        except NotDvcRepoError:
-            raise SettingsError(
-                "is no DVC project",
-                where=root.resolve(),
-                remedy="run `dvc init` there (without git: `dvc init --no-scm`)",
-            ) from None
+        self.repo = Repo(project_root(root))
         self.restored = 0
         self._pruned: dict[str, tuple[Any, Any]] = {}
         """Outputs that are not cached and not there, though their stage is current -> hash and size in its lock."""
