@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hacpo.context_length import context_length
 from hacpo.engines.plain_text import decode_exactly, is_control, text_encoder
+from hacpo.engines.rendering import RefusedError, Renderer
 from hacpo.errors import DataError, ModelError, TemplateError
 from hacpo.model_folder import why_unloadable
 from hacpo.stopping import eos_token_ids
@@ -20,10 +20,6 @@ _ANSWER = "ANSWER"
 
 _THINKING = ("enable_thinking", "thinking")
 """What chat templates call it: the first in Qwen3, SmolLM3, GLM and most others, the second in DeepSeek and Granite."""
-
-_TODAY = date(2024, 7, 26)
-"""What a chat template that asks for the date is told, so that a prompt is the same on every day: the date that Llama
-3.2's own template takes where it cannot ask."""
 
 
 def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
@@ -77,6 +73,10 @@ class ChatTokenizer:
                 expected="chat_template.jinja beside it or in tokenizer_config.json",
                 remedy="repeat warmup, which adds one",
             )
+        try:
+            self._renderer = Renderer(self._tokenizer.get_chat_template())
+        except ValueError:
+            raise ModelError("the tokenizer has several chat templates and no default", where=self.folder) from None
         own = self._tokenizer.eos_token_id
         declared = eos_token_ids(folder, *([] if own is None else [int(own)]))
         added = self._tokenizer.added_tokens_decoder.items()
@@ -118,22 +118,28 @@ class ChatTokenizer:
             TemplateError: the template refuses the messages.
             DataError: it makes nothing of them.
         """
-        told: dict[str, Any] = {"strftime_now": _TODAY.strftime}
-        told |= {} if thinking is None else dict.fromkeys(_THINKING, thinking)
+        told = {} if thinking is None else dict.fromkeys(_THINKING, thinking)
         try:
-            token_ids = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=True, return_dict=False, **told
-            )
-        except Exception as error:
-            # A template is a program of the model's authors; it may raise anything.
+            text = self._rendered(messages, add_generation_prompt=True, **told)
+        except RefusedError as refusal:
             raise TemplateError(
                 "the chat template cannot render this prompt",
                 where=f"problem {problem_id!r} with {self.folder}",
-                reason=(str(error).splitlines() or ["?"])[0][:160],
+                reason=str(refusal),
             ) from None
+        token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if not token_ids:
             raise DataError("the chat template renders nothing", where=f"problem {problem_id!r} with {self.folder}")
         return [int(token) for token in token_ids]
+
+    def _rendered(self, messages: list[dict[str, str]], *, add_generation_prompt: bool, **told: Any) -> str:
+        """The text of a conversation.
+
+        Raises:
+            RefusedError: the template refuses it, or goes beyond its bounds.
+        """
+        given = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+        return self._renderer.render({**self._tokenizer.special_tokens_map, **given, "messages": messages, **told})
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that continues a prompt: nothing added, and text that spells a control token stays text.
@@ -179,10 +185,11 @@ class ChatTokenizer:
         """The one of these tokens that the chat template puts after an assistant's answer; None if it puts none."""
         turns = [{"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": _ANSWER}]
         try:
-            rendered = str(self._tokenizer.apply_chat_template(turns, tokenize=False))
-        except Exception:
-            # As for `render`; some templates take no answers at all.
-            return None
+            rendered = self._rendered(turns, add_generation_prompt=False)
+        except RefusedError as refusal:
+            if refusal.beyond_bounds:
+                raise ModelError(f"the chat template cannot be used: {refusal}", where=self.folder) from None
+            return None  # some templates take no answers at all
         before, _, after = rendered.rpartition(_ANSWER)
         contents = {token_id: self._tokenizer.convert_ids_to_tokens(token_id) for token_id in candidates}
         found = [token_id for token_id, name in contents.items() if before and name and after.lstrip().startswith(name)]
