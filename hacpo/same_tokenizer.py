@@ -13,7 +13,15 @@ from typing import Any
 
 from hacpo.errors import ModelError
 
-_VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.bpe", "encoder.json", "merges.txt", "added_tokens.json")
+_VOCABULARIES = (
+    "vocab.json",
+    "vocab.txt",
+    "vocab.bpe",
+    "encoder.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tekken.json",
+)
 _SUFFIXES = (".model", ".spm", ".tiktoken")
 """Files of tokenizers that are written in Python or converted when they are loaded; `.model` and `.spm` are
 SentencePiece's."""

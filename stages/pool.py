@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hacpo.errors import ModelError
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import LearnerOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
 from hacpo.pipeline.stage import Stage, open_stage
@@ -104,7 +105,12 @@ def _limits(stage: Stage, learner: str) -> Limits:
     from hacpo.pooling import Limits
 
     path = stage.start(learner) / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise ModelError("is no JSON mapping", where=path)
     return Limits.of(config, stage.settings.pool.max_tokens)
 
 

@@ -209,8 +209,8 @@ def test_an_id_that_the_learners_model_has_no_row_for_is_not_representable() -> 
     assert (refused.token_ids, refused.status, refused.roundtrip) == ([], "not_representable", False)
 
 
-def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(made: Step, tmp_path: Path) -> None:
-    root = made.root
+def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(step: Step, cli: Cli, tmp_path: Path) -> None:
+    root = step.root
     params = (root / "pipelines/small/params.yaml").read_text()
     code = (
         "import sys\nfrom hacpo.pipeline.command_line import run_app\nfrom stages.cli import app\n"
@@ -226,6 +226,11 @@ def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(made: Step,
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True, cwd=root
     )
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+    # What the model can take is read from its config.json, without the library's word for a damaged one.
+    (root / "artifacts/pair/checkpoints/step=0000/agent=bo/config.json").write_text("[1")
+    refused = cli("pool", "pipelines/pair", "--step", 1, "--learner", "bo", "--out", tmp_path)
+    assert refused.code == 6
+    assert "agent=bo/config.json: is no JSON mapping" in refused.error
 
 
 def _copied_run(artifacts: Path, old: str, new: str) -> None:

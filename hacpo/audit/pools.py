@@ -174,7 +174,7 @@ def _check_passage(
 def _check_terminals(rows: Rows, mine: Flags, source: str) -> None:
     """Each of the source's terminal tokens is one of the learner's throughout."""
     sampled, learned = rows.arrow("source_terminal"), rows.arrow("learner_terminal")
-    both = mine & np.asarray(pc.is_valid(sampled)) & np.asarray(pc.is_valid(learned))
+    both = mine & rows.present & np.asarray(pc.is_valid(sampled)) & np.asarray(pc.is_valid(learned))
     ends, stands = (np.asarray(pc.fill_null(column, -1)) for column in (sampled, learned))
     for end in np.unique(ends[both]).tolist():
         where = both & (ends == end)
