@@ -51,6 +51,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
     (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text("[core]\n    no_scm = true\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -417,7 +418,9 @@ def test_a_build_of_vllm_that_cannot_sample_here(monkeypatch: pytest.MonkeyPatch
         ({"agents": {"ada": {"prompt": {"thinking": False}}}}, ["generate", "--step", 1, "--agent", "ada"]),
         ({"engine": {"device": "cuda"}}, ["generate", "--step", 1, "--agent", "ada"]),
         ({"verification": {"reward": "rewards:asks_too_much"}}, ["verify", "--step", 1, "--agent", "ada"]),
-        ({}, ["run"]),  # in no DVC project
+        ({}, ["run"]),  # in no DVC project, and in two that DVC cannot use
+        ({"seed": 1}, ["run"]),
+        ({"seed": 2}, ["run"]),
     ],
 )
 def test_the_check_says_what_the_run_says(
@@ -428,6 +431,8 @@ def test_the_check_says_what_the_run_says(
     write(finished_copy, changes)
     if not changes:
         shutil.rmtree(".dvc")
+    elif "seed" in changes:  # a git repository that is not there; a config that is none
+        Path(".dvc/config").write_text("[core]\n    analytics = false\n" if changes["seed"] == 1 else "[core\n")
     assert cli("resolve", RUN).code == 0
     refused = cli(command[0], RUN, *command[1:])
     assert refused.code != 0

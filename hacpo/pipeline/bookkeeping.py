@@ -43,22 +43,35 @@ def repair_locks(pipeline: Pipeline) -> list[Path]:
 
 
 def project_root(root: Path) -> str:
-    """The root of the DVC repository that a project's root lies in.
+    """The root of the DVC repository that a project's root lies in. Nothing is written, as `Repo` would.
 
     Raises:
-        SettingsError: it lies in none.
+        SettingsError: it lies in none, or in one that DVC cannot use.
     """
-    from dvc.exceptions import NotDvcRepoError
+    from dvc.config import Config
+    from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
+    from dvc.scm import SCM, SCMError
 
     try:
-        return str(Repo.find_root(str(root)))
+        found = str(Repo.find_root(str(root)))
+        config = Config(str(Path(found, Repo.DVC_DIR)))
+        SCM(found, no_scm=config["core"].get("no_scm", False))
     except NotDvcRepoError:
         raise SettingsError(
             "is no DVC project",
             where=root.resolve(),
             remedy="run `dvc init` there (without git: `dvc init --no-scm`)",
         ) from None
+    except SCMError:
+        raise SettingsError(
+            "is a DVC project of a git repository that is not there",
+            where=found,
+            remedy="run `git init` there, or `dvc config core.no_scm true`",
+        ) from None
+    except DvcException as error:
+        raise SettingsError(f"DVC cannot use this project: {error}", where=root.resolve()) from None
+    return found
 
 
 class Books:
