@@ -8,6 +8,7 @@ Baselines, most of them weighted sums of the agents' group sums (m_j = S^(j) / G
 
     mu^(k) = sum over j of W[k, j] S^(j) / D,  S^(j) = sum over i of R(y_i^(j))
     capability  W = omega                        D = nG       eq. 7
+    oracle      the same, omega from capabilities known better than by the window's estimate
     joint       W = 1                            D = nG       ablation
     own         W = identity                     D = G        ours
     shrunk      (G m_k + kappa * mean over j of min(1, omega^(k,j) m_j)) / (G + kappa)   ours
@@ -101,7 +102,7 @@ def step_advantages(
     else:
         guarded_pn = np.zeros(mu_pn.shape, dtype=np.bool_)
 
-    by_source = settings.baseline == "capability" and settings.cross_baseline == "source"
+    by_source = settings.baseline in ("capability", "oracle") and settings.cross_baseline == "source"
     owner_n = np.arange(agents) if by_source else np.full(agents, learner)
     baseline_pn1 = mu_pn[:, owner_n, None]
     omega_n = omega_nn[:, learner] if settings.discrepancy else np.ones(agents)
@@ -134,6 +135,7 @@ def _baselines(
         return np.asarray((group_sum_pn + settings.kappa * joint_pn) / (group_size + settings.kappa))
     weights_nn, divisor = {
         "capability": (omega_nn, responses),
+        "oracle": (omega_nn, responses),
         "joint": (np.ones_like(omega_nn), responses),
         "own": (np.eye(agents), float(group_size)),
     }[settings.baseline]

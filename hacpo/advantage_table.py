@@ -17,7 +17,10 @@ from hacpo.rollouts import Row, reward_array
 
 
 def capability_rows(
-    rewards: Mapping[str, ArrayLike], previous: Mapping[str, Row], settings: CapabilitySettings
+    rewards: Mapping[str, ArrayLike],
+    previous: Mapping[str, Row],
+    settings: CapabilitySettings,
+    oracle: Mapping[str, float] | None = None,
 ) -> list[Row]:
     """Rows of the capability table (eq. 8, 9), with what the estimate may be off by (`hacpo.capability_error`).
 
@@ -25,6 +28,7 @@ def capability_rows(
         rewards: agent -> rewards of its own responses in this step, [P, G]; all agents answered the same problems, in
             the same order.
         previous: agent -> its row of the step before; empty at step 1.
+        oracle: agent -> its capability as an oracle says it; None without one.
     """
     every = {agent: np.asarray(values, dtype=np.float64) for agent, values in rewards.items()}
     used = {agent: values[:, : settings.samples] for agent, values in every.items()}
@@ -46,9 +50,30 @@ def capability_rows(
                 "window_all": list(extend_window(before.get("window_all", ()), now_all, settings.window)),
                 "window_covariance": covariances,
                 "standard_error": math.sqrt(smooth[number]) if smooth else None,
+                "oracle": oracle and oracle[agent],
             }
         )
     return rows
+
+
+def side_sample_capability(rewards: ArrayLike, settings: CapabilitySettings) -> float:
+    """An agent's capability from a side sample: the mean of that step alone, at least the floor.
+
+    A sample large enough to be an oracle needs no smoothing, and a window would add what the agent was before.
+
+    Args:
+        rewards: of all responses of the sample, any shape.
+    """
+    return smoothed([accuracy(rewards, settings.metric)], settings.floor)
+
+
+def capabilities_used(rows: Sequence[Row], settings: AdvantageSettings) -> dict[str, float]:
+    """Agent -> the capability that omega is made of, in the baseline and in the discrepancy coefficient alike.
+
+    Args:
+        rows: of the capability table.
+    """
+    return {row["agent"]: row["oracle" if settings.baseline == "oracle" else "capability"] for row in rows}
 
 
 def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, share: bool) -> dict[str, float]:
@@ -62,8 +87,9 @@ def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, sha
         `<agent>.accuracy`, `<agent>.capability`; `<agent>.standard_error` of the capability, where it is known;
         with `samples`, `<agent>.accuracy_error` and `<agent>.capability_error`: the estimate from the first m responses
         to each problem minus that from all;
+        with an oracle, `<agent>.oracle` and `<agent>.oracle_error`: the estimate minus what the oracle says;
         with `share`, for every two agents `<of>.<relative to>.omega`, and where it is known its 95 % interval, `_low`
-        and `_high`.
+        and `_high`; with an oracle `_oracle`.
     """
     bounds = {"ratio_min": settings.ratio_min, "ratio_max": settings.ratio_max}
     capability_n = [row["capability"] for row in rows]
@@ -77,11 +103,15 @@ def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, sha
         if settings.samples is not None:
             summary[f"{name}.accuracy_error"] = row["accuracy"] - row["accuracy_all"]
             summary[f"{name}.capability_error"] = row["capability"] - smoothed(row["window_all"], settings.floor)
+        if row["oracle"] is not None:
+            summary |= {f"{name}.oracle": row["oracle"], f"{name}.oracle_error": row["capability"] - row["oracle"]}
         for j, other in enumerate(rows if share else ()):
             if j == k:
                 continue
             key = f"{name}.{other['agent']}.omega"
             summary[key] = capability_ratio(of=capability_n[k], relative_to=capability_n[j], **bounds)
+            if row["oracle"] is not None:
+                summary[f"{key}_oracle"] = capability_ratio(of=row["oracle"], relative_to=other["oracle"], **bounds)
             if covariance_nn[k] and covariance_nn[j]:
                 summary[f"{key}_low"], summary[f"{key}_high"] = ratio_interval(
                     capability_n, covariance_nn, k, j, **bounds

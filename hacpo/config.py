@@ -68,6 +68,17 @@ class CapabilitySettings(Section):
         source="the authors' later trainer",
         ge=1,
     )
+    oracle_table: str | None = knob(
+        doc="An oracle for `advantage.baseline: oracle`: a Parquet file with step, agent and capability, relative to "
+        "the project's root. null: none.",
+    )
+    oracle_samples: int | None = knob(
+        doc="S, an oracle for `advantage.baseline: oracle`: the mean reward of so many further responses of an agent "
+        "to each problem of the step, sampled and verified apart and never learned from. null: none.",
+        unit="responses",
+        ge=1,
+        le=32767,
+    )
     floor: float = knob(doc="Smallest smoothed capability, so that a ratio is always finite.", source="eq. 9", gt=0)
     ratio_min: float = knob(doc="Lower bound of the capability ratio omega.", source="eq. 7", gt=0, le=1)
     ratio_max: float = knob(doc="Upper bound of the capability ratio omega.", source="eq. 7", ge=1)
@@ -77,9 +88,11 @@ class AdvantageSettings(Section):
     """Baseline, scale and capability discrepancy coefficient."""
 
     epsilon: float = knob(doc="Added to sigma_joint in the denominator.", source="eq. 6", ge=0)
-    baseline: Literal["capability", "joint", "own", "shrunk"] = knob(
-        doc="mu: `capability` (eq. 7); `joint`, the plain mean of all rewards (omega = 1); `own`, the learner's own "
-        "group mean for own and cross responses; `shrunk`, the own mean shrunk towards the bounded joint mean.",
+    baseline: Literal["capability", "oracle", "joint", "own", "shrunk"] = knob(
+        doc="mu: `capability` (eq. 7); `oracle`, the same with the omega, here and in `discrepancy`, of "
+        "`capability.oracle_table` or `oracle_samples` instead of the window's; `joint`, the plain mean of all rewards "
+        "(omega = 1); `own`, the learner's own group mean for own and cross responses; `shrunk`, "
+        "the own mean shrunk towards the bounded joint mean.",
         source="eq. 7",
     )
     kappa: float = knob(
@@ -87,8 +100,8 @@ class AdvantageSettings(Section):
     )
     discrepancy: bool = knob(doc="Multiply a cross advantage by omega (source relative to learner).", source="eq. 10")
     cross_baseline: Literal["source", "learner"] = knob(
-        doc="Whose baseline a cross response is measured against, under `capability`: the source's (eq. 10) or the "
-        "learner's (eq. 50).",
+        doc="Whose baseline a cross response is measured against, under `capability` and `oracle`: the source's (eq. "
+        "10) or the learner's (eq. 50).",
         source="eq. 10, 50",
     )
     baseline_guard: bool = knob(
@@ -174,6 +187,17 @@ class AlgorithmSettings(Section):
     clip: ClipSettings
     loss: LossSettings
 
+    @model_validator(mode="after")
+    def _oracle_is_one(self) -> AlgorithmSettings:
+        given = [key for key in ("oracle_table", "oracle_samples") if getattr(self.capability, key) is not None]
+        if len(given) == 2:
+            raise ValueError("capability: give one of `oracle_table` and `oracle_samples`, not both")
+        if self.advantage.baseline == "oracle" and not given:
+            raise ValueError(
+                "advantage.baseline: oracle needs `capability.oracle_table` or `capability.oracle_samples`"
+            )
+        return self
+
 
 _HACPO: dict[str, Any] = {
     "rollouts": {"share": True, "group_multiplier": 1},
@@ -181,6 +205,8 @@ _HACPO: dict[str, Any] = {
         "metric": "reward_mean",
         "window": 5,
         "samples": None,
+        "oracle_table": None,
+        "oracle_samples": None,
         "floor": 1e-8,
         "ratio_min": 0.1,
         "ratio_max": 10.0,

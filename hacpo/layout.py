@@ -52,6 +52,14 @@ class Layout:
         """Rewards of `agent`'s rollouts."""
         return self.root / "verdicts" / step_dir(step) / f"agent={agent}"
 
+    def side_rollouts(self, step: int, agent: str) -> Path:
+        """What `agent` sampled for nothing but its capability (`capability.oracle_samples`)."""
+        return self.root / "side_rollouts" / step_dir(step) / f"agent={agent}"
+
+    def side_verdicts(self, step: int, agent: str) -> Path:
+        """Rewards of `agent`'s side sample."""
+        return self.root / "side_verdicts" / step_dir(step) / f"agent={agent}"
+
     def pool(self, step: int, learner: str) -> Path:
         """Every usable rollout in `learner`'s tokens."""
         return self.root / "pool" / step_dir(step) / f"learner={learner}"

@@ -104,6 +104,8 @@ VERDICTS = Table(
     ),
     ("rollout_id",),
 )
+SIDE_ROLLOUTS = Table("side_rollouts", ROLLOUTS.schema, ROLLOUTS.key)
+SIDE_VERDICTS = Table("side_verdicts", VERDICTS.schema, VERDICTS.key)
 CAPABILITY = Table(
     "capability",
     _columns(
@@ -115,6 +117,7 @@ CAPABILITY = Table(
         window_all=_WINDOW,
         window_covariance=_WINDOW_OF_LISTS,
         standard_error=(pa.float64(), None),
+        oracle=(pa.float64(), None),
     ),
     ("agent",),
 )
@@ -196,7 +199,19 @@ EVALUATIONS = Table(
 )
 TABLES = {
     table.name: table
-    for table in (PROBLEMS, SCHEDULE, ROLLOUTS, VERDICTS, CAPABILITY, POOL, ADVANTAGES, TRACE, EVALUATIONS)
+    for table in (
+        PROBLEMS,
+        SCHEDULE,
+        ROLLOUTS,
+        VERDICTS,
+        SIDE_ROLLOUTS,
+        SIDE_VERDICTS,
+        CAPABILITY,
+        POOL,
+        ADVANTAGES,
+        TRACE,
+        EVALUATIONS,
+    )
 }
 
 

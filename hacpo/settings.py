@@ -81,6 +81,13 @@ READS: dict[str, tuple[str, ...]] = {
 }
 """Stage -> the settings it reads: what its files repeat in `hacpo.settings`, and what DVC re-runs it for."""
 
+# A side sample (`capability.oracle_samples`) differs from the responses to learn from in their number alone.
+READS["side_generate"] = (
+    *(key for key in READS["generate"] if key not in ("sampling.group_size", "algorithm.rollouts")),
+    "algorithm.capability.oracle_samples",
+)
+READS["side_verify"] = READS["verify"]
+
 
 # --- loading
 # -----------------------------------------------------------------------------------------------------------

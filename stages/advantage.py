@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import LimitOption, OutOption, PipelineFolder, SetOption, StepOption
-from hacpo.pipeline.stage import open_stage
+from hacpo.pipeline.stage import Stage, open_stage
 
 
 def advantage(
@@ -22,7 +23,13 @@ def advantage(
 ) -> None:
     """Write capability/step=<step> and advantages/step=<step>/learner=<name> for every learner."""
     from hacpo import schema
-    from hacpo.advantage_table import advantage_columns, advantage_summary, capability_rows, capability_summary
+    from hacpo.advantage_table import (
+        advantage_columns,
+        advantage_summary,
+        capabilities_used,
+        capability_rows,
+        capability_summary,
+    )
     from hacpo.errors import SettingsError
     from hacpo.layout import partition
     from hacpo.rollouts import Row, first_problems, in_order, reward_array
@@ -61,7 +68,10 @@ def advantage(
             previous = {row["agent"]: row for row in table.to_pylist()}
         rewards = reward_array(ordered, len(problems), len(agents), group_size)
         rows = capability_rows(
-            {agent: rewards[:, number] for number, agent in enumerate(agents)}, previous, settings.algorithm.capability
+            {agent: rewards[:, number] for number, agent in enumerate(agents)},
+            previous,
+            settings.algorithm.capability,
+            _oracle(stage, problem_ids),
         )
         with (
             schema.atomic(stage.outputs.capability(step).parent) as capability,
@@ -76,7 +86,7 @@ def advantage(
                     learner=name,
                     agents=agents if settings.algorithm.rollouts.share else [name],
                     group_size=group_size,
-                    capabilities={row["agent"]: row["capability"] for row in rows},
+                    capabilities=capabilities_used(rows, settings.algorithm.advantage),
                     settings=settings.algorithm.advantage,
                     capability_settings=settings.algorithm.capability,
                 )
@@ -93,6 +103,29 @@ def advantage(
             rows, settings.algorithm.capability, share=settings.algorithm.rollouts.share
         )
         stage.summary = ", ".join(f"{row['agent']} {row['capability']:.3f}" for row in rows)
+
+
+def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None:
+    """Every agent's capability as the oracle says it: the given table, or a side sample; None without one."""
+    from hacpo import schema
+    from hacpo.advantage_table import side_sample_capability
+    from hacpo.oracle import capabilities_of_step
+    from hacpo.rollouts import first_problems, in_order
+
+    settings, agents, step = stage.settings.algorithm.capability, list(stage.settings.agents), stage.step
+    if settings.oracle_table is not None:
+        return capabilities_of_step(stage.pipeline.root / settings.oracle_table, step, agents)
+    if settings.oracle_samples is None:
+        return None
+    columns = ["rollout_id", "reward", "problem_id", "sample"]
+    capabilities = {}
+    for agent in agents:
+        path = stage.inputs.side_verdicts(step, agent)
+        table = stage.read(path, schema.SIDE_VERDICTS, "side_verify", columns=columns, step=step, agent=agent)
+        rows = {agent: first_problems(table.to_pylist(), stage.limit)}
+        ordered = in_order(problem_ids, rows, settings.oracle_samples, where=path)
+        capabilities[agent] = side_sample_capability([row["reward"] for _, row in ordered], settings)
+    return capabilities
 
 
 if __name__ == "__main__":

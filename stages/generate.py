@@ -7,7 +7,15 @@ import time
 import typer
 
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
+from hacpo.pipeline.options import (
+    AgentOption,
+    LimitOption,
+    OutOption,
+    PipelineFolder,
+    SetOption,
+    SideOption,
+    StepOption,
+)
 from hacpo.pipeline.stage import open_stage
 
 
@@ -16,16 +24,18 @@ def generate(
     pipeline: PipelineFolder,
     step: StepOption,
     agent: AgentOption,
+    side: SideOption = False,
     out: OutOption = None,
     limit: LimitOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Write rollouts/step=<step>/agent=<name>."""
+    """Write rollouts/step=<step>/agent=<name>; with --side, side_rollouts/step=<step>/agent=<name>."""
     from hacpo import schema
+    from hacpo.errors import SettingsError
     from hacpo.layout import step_dir
 
     with open_stage(
-        "generate",
+        "side_generate" if side else "generate",
         context.obj,
         pipeline,
         step=step,
@@ -44,6 +54,10 @@ def generate(
         from hacpo.stopping import stop_string
 
         settings, mine = stage.settings, stage.settings.agents[agent]
+        table = schema.SIDE_ROLLOUTS if side else schema.ROLLOUTS
+        samples = settings.algorithm.capability.oracle_samples if side else settings.responses_per_prompt
+        if samples is None:
+            raise SettingsError("--side needs algorithm.capability.oracle_samples", where=stage.pipeline.folder)
         problems = stage.read(stage.inputs.prompts(step), schema.SCHEDULE, "prepare", step=step).to_pylist()[:limit]
         checkpoint = stage.inputs.checkpoint(step - 1, agent)
         made_by = stage.pipeline.checkpoint_command(step - 1, agent)
@@ -60,14 +74,15 @@ def generate(
             stage.pipeline.folder,
             stage.outputs.merged(f"{agent}-{stage.name}"),
         )
-        keys = [(row["problem_id"], sample) for row in problems for sample in range(settings.responses_per_prompt)]
+        keys = [(row["problem_id"], sample) for row in problems for sample in range(samples)]
         requests = [
-            SamplingRequest(prompts[problem], derive_seed(settings.seed, "generate", step, agent, problem, sample))
+            SamplingRequest(prompts[problem], derive_seed(settings.seed, stage.name, step, agent, problem, sample))
             for problem, sample in keys
         ]
+        mark = "side-" if side else ""  # no response has the name of another
         sampling = mine.sampling
         sampler = SavingSampler(
-            engine.sampler, engine.policy, settings.engine, stage.outputs.saved("rollouts", step, agent)
+            engine.sampler, engine.policy, settings.engine, stage.outputs.saved(table.name, step, agent)
         )
         begun = time.perf_counter()
         responses = sampler.sample(
@@ -89,10 +104,12 @@ def generate(
         scored = time.perf_counter()
         texts = [tokenizer.decode(response.token_ids) for response in responses]
         stage.write(
-            stage.outputs.rollouts(step, agent),
-            schema.ROLLOUTS,
+            (stage.outputs.side_rollouts if side else stage.outputs.rollouts)(step, agent),
+            table,
             {
-                "rollout_id": [f"{step_dir(step)[5:]}/{agent}/{problem}/{sample:03d}" for problem, sample in keys],
+                "rollout_id": [
+                    f"{step_dir(step)[5:]}/{agent}/{problem}/{mark}{sample:03d}" for problem, sample in keys
+                ],
                 "step": [step] * len(keys),
                 "agent": [agent] * len(keys),
                 "problem_id": [problem for problem, _ in keys],

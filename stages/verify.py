@@ -7,7 +7,15 @@ from collections import Counter
 import typer
 
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
+from hacpo.pipeline.options import (
+    AgentOption,
+    LimitOption,
+    OutOption,
+    PipelineFolder,
+    SetOption,
+    SideOption,
+    StepOption,
+)
 from hacpo.pipeline.stage import open_stage
 
 
@@ -16,18 +24,20 @@ def verify(
     pipeline: PipelineFolder,
     step: StepOption,
     agent: AgentOption,
+    side: SideOption = False,
     out: OutOption = None,
     limit: LimitOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Write verdicts/step=<step>/agent=<name>."""
+    """Write verdicts/step=<step>/agent=<name>; with --side, side_verdicts/step=<step>/agent=<name>."""
     from hacpo import schema
     from hacpo.errors import ArtifactError
     from hacpo.reward import Request, Verifier, check_error_rate
     from hacpo.rollouts import first_problems
 
+    made_by = "side_generate" if side else "generate"
     with open_stage(
-        "verify",
+        "side_verify" if side else "verify",
         context.obj,
         pipeline,
         step=step,
@@ -39,10 +49,12 @@ def verify(
     ) as stage:
         prompts = stage.read(stage.inputs.prompts(step), schema.SCHEDULE, "prepare", step=step).to_pylist()
         answers = {row["problem_id"]: row["answer"] for row in prompts}
+        source = (stage.inputs.side_rollouts if side else stage.inputs.rollouts)(step, agent)
+        target = (stage.outputs.side_verdicts if side else stage.outputs.verdicts)(step, agent)
         rollouts = stage.read(
-            stage.inputs.rollouts(step, agent),
-            schema.ROLLOUTS,
-            "generate",
+            source,
+            schema.SIDE_ROLLOUTS if side else schema.ROLLOUTS,
+            made_by,
             columns=["rollout_id", "problem_id", "sample", "text", "finish_reason"],
             step=step,
             agent=agent,
@@ -52,9 +64,9 @@ def verify(
         if foreign:
             raise ArtifactError(
                 "the rollouts are of other problems than the step's prompts",
-                where=stage.inputs.rollouts(step, agent),
+                where=source,
                 found=repr(min(foreign)),
-                remedy=f"repeat `{stage.pipeline.command('generate', step, agent=agent)}`",
+                remedy=f"repeat `{stage.pipeline.command(made_by, step, agent=agent)}`",
             )
         settings = stage.settings
         problems = {}
@@ -82,8 +94,8 @@ def verify(
         with Verifier(settings.verification, stage.pipeline.root) as verifier:
             verdicts = verifier.verify(requests, on_progress=stage.progress)
         stage.write(
-            stage.outputs.verdicts(step, agent),
-            schema.VERDICTS,
+            target,
+            schema.SIDE_VERDICTS if side else schema.VERDICTS,
             {
                 "rollout_id": [row["rollout_id"] for row in rollouts],
                 "reward": [verdict.reward for verdict in verdicts],
@@ -98,7 +110,7 @@ def verify(
             agent=agent,
             rows_per_shard=settings.storage.rows_per_shard,
         )
-        check_error_rate(verdicts, settings.verification, where=stage.outputs.verdicts(step, agent))
+        check_error_rate(verdicts, settings.verification, where=target)
         counts = Counter(verdict.verdict for verdict in verdicts)
         stage.metrics |= {f"verdict.{name}": count for name, count in sorted(counts.items())}
         stage.metrics["accuracy"] = sum(verdict.reward for verdict in verdicts) / len(verdicts)

@@ -11,7 +11,13 @@ import pyarrow as pa
 
 from hacpo import schema
 from hacpo.advantage import step_advantages
-from hacpo.advantage_table import advantage_summary, capability_rows, capability_summary
+from hacpo.advantage_table import (
+    advantage_summary,
+    capabilities_used,
+    capability_rows,
+    capability_summary,
+    side_sample_capability,
+)
 from hacpo.audit.inputs import Batch
 from hacpo.audit.pools import TOLERANCE, PoolOrder, check_shared_columns
 from hacpo.audit.responses import Floats
@@ -19,14 +25,21 @@ from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
 from hacpo.audit.tables import read
 from hacpo.errors import HacpoError
+from hacpo.oracle import capabilities_of_step
 from hacpo.rollouts import Row
 
 _UNKNOWN: Any = object()
 """In place of a value that cannot be told."""
 
 
-def check_capability(run: AuditRun, step: int, rewards: Mapping[str, Floats | None]) -> dict[str, Row] | None:
-    """Check every agent's accuracy, window and capability; returns the rows as recorded, by agent."""
+def check_capability(
+    run: AuditRun, step: int, rewards: Mapping[str, Floats | None], side: Mapping[str, Floats | None] | None
+) -> dict[str, Row] | None:
+    """Check every column of every agent; returns the rows as recorded, by agent.
+
+    Args:
+        side: rewards of the side sample; None without one.
+    """
     path = run.layout.capability(step)
     content = read(run, path, schema.CAPABILITY, step=step)
     if content is None:
@@ -52,6 +65,8 @@ def check_capability(run: AuditRun, step: int, rewards: Mapping[str, Floats | No
     if partial:
         unknown = {"window_covariance": _UNKNOWN, "standard_error": _UNKNOWN}
         made = {agent: row | unknown for agent, row in made.items()}
+    oracle = _oracle(run, step, side)
+    _check_nested(rows, "oracle", [oracle.get(agent, _UNKNOWN) for agent in run.agents])
     for column in ("accuracy", "capability", "accuracy_all"):
         expected = [made[agent][column] if agent in made else math.nan for agent in run.agents]
         rows.close("capability", column, expected, absolute=TOLERANCE)
@@ -64,12 +79,30 @@ def check_capability(run: AuditRun, step: int, rewards: Mapping[str, Floats | No
     return {row["agent"]: row for row in content.arrow.to_pylist()}
 
 
+def _oracle(run: AuditRun, step: int, side: Mapping[str, Floats | None] | None) -> dict[str, float | None]:
+    """Agent -> what the oracle says, None without one; agents of whom that cannot be told are left out."""
+    settings = run.settings.algorithm.capability
+    if settings.oracle_table is not None:
+        try:
+            return {**capabilities_of_step(run.pipeline.root / settings.oracle_table, step, run.agents)}
+        except HacpoError as error:
+            run.find("capability", run.pipeline.root / settings.oracle_table, found=str(error), expected="an oracle")
+            return {}
+    if side is None:
+        return dict.fromkeys(run.agents)
+    known = {agent: values for agent, values in side.items() if values is not None and np.isfinite(values).all()}
+    for agent in run.agents:
+        if agent not in known:
+            run.skip(f"the oracle's capability of {agent}", "rewards of its side sample are not known")
+    return {agent: side_sample_capability(values, settings) for agent, values in known.items()}
+
+
 def capability_metrics(run: AuditRun, rows: Mapping[str, Row]) -> dict[str, float | None]:
     """What the stage's metrics must repeat of a capability table, as far as its rows make sense."""
     settings = run.settings.algorithm
     try:
         return dict(capability_summary(list(rows.values()), settings.capability, share=settings.rollouts.share))
-    except (HacpoError, ArithmeticError, ValueError, IndexError):  # findings of the table's own
+    except (HacpoError, ArithmeticError, ValueError, IndexError, TypeError):  # findings of the table's own
         return {f"{agent}.{key}": row[key] for agent, row in rows.items() for key in ("accuracy", "capability")}
 
 
@@ -151,11 +184,15 @@ def _check_values(
     if not whole.any():
         run.skip(f"advantages of {learner}", "no problem has all its rewards")
         return
+    used = capabilities_used(list(capabilities.values()), algorithm.advantage)
+    if None in used.values():
+        run.skip(f"advantages of {learner}", "the oracle's capabilities are not known")
+        return
     try:
         made = step_advantages(
             rewards_png[whole],
             learner=sources.index(learner),
-            capability_n=[capabilities[source]["capability"] for source in sources],
+            capability_n=[used[source] for source in sources],
             settings=algorithm.advantage,
             capability_settings=algorithm.capability,
         )

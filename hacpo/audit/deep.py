@@ -107,6 +107,7 @@ class DeepAudit:
         for agent in self._run.agents:
             if step > 0:
                 same = self._check_rollouts(step, agent)
+                self._check_side_sample(step, agent, same=same)
                 self._check_update(step, agent, same=same)
             if evaluated(self._run.settings, step):
                 self._check_evaluation(step, agent)
@@ -146,6 +147,18 @@ class DeepAudit:
                     self.report.exact += 1
                     self._compare_all(path, recorded, fresh, schema.ROLLOUTS)
         return same
+
+    def _check_side_sample(self, step: int, agent: str, *, same: bool) -> None:
+        """Sample the side sample again, where that must give the same."""
+        path, before = self._run.layout.side_rollouts(step, agent), self._run.layout.checkpoint(step - 1, agent)
+        recorded = self._rows(path, schema.SIDE_ROLLOUTS)
+        if not recorded or not same or self._samples_elsewhere("sampling the side sample again"):
+            return
+        with self._repeated("side_generate", step, agent, before) as done:
+            fresh = self._rows(self._replay.side_rollouts(step, agent), schema.SIDE_ROLLOUTS)
+            if done and fresh:
+                self.report.exact += 1
+                self._compare_all(path, recorded, fresh, schema.SIDE_ROLLOUTS)
 
     def _rescored(self, checkpoint: Path, agent: str, recorded: Mapping[str, Row]) -> dict[str, Row]:
         """`policy` and `logprobs` of recorded tokens under a checkpoint, in the order and batches of `generate`."""
@@ -269,8 +282,9 @@ class DeepAudit:
         done = self._is_there(checkpoint, f"repeating {stage}")
         if done:
             options = ["--step", str(step), "--agent", agent, "--out", str(self._scratch)]
+            options += ["--side"] if stage.startswith("side_") else []
             try:
-                self._execute([stage, str(self._run.pipeline.folder), *options], self._session)
+                self._execute([stage.removeprefix("side_"), str(self._run.pipeline.folder), *options], self._session)
             except Exception as error:  # a stage trusts its inputs, which here may be anything
                 self._find(checkpoint, expected=f"inputs that {stage} can be repeated from", found=_said(error))
                 done = False

@@ -18,6 +18,8 @@ _SHARD = re.compile(r"part-\d{5}\.parquet")
 _PER_AGENT = {
     "rollouts": "agent",
     "verdicts": "agent",
+    "side_rollouts": "agent",
+    "side_verdicts": "agent",
     "pool": "learner",
     "advantages": "learner",
     "updates": "agent",
@@ -30,6 +32,8 @@ _MADE_BESIDE: dict[str, Callable[[Layout, int, str], Path]] = {
     "warmup": Layout.checkpoint,
     "generate": Layout.rollouts,
     "verify": Layout.verdicts,
+    "side_generate": Layout.side_rollouts,
+    "side_verify": Layout.side_verdicts,
     "pool": Layout.pool,
     "advantage": lambda layout, step, _agent: layout.capability(step),
     "update": Layout.trace,
@@ -52,7 +56,7 @@ def check_leftovers(run: AuditRun, holes: Collection[Path] = ()) -> None:
         name = path.name
         if name in ("settings.json", "schedule.parquet", run.layout.pruned.name):
             _expect(run, path, folder=False)
-        elif name not in _FOLDERS or not path.is_dir():
+        elif name not in _FOLDERS or not path.is_dir() or _is_unasked(run, name):
             _unknown(run, path)
         elif name == "data":
             _check_data(run, path)
@@ -66,6 +70,11 @@ def check_leftovers(run: AuditRun, holes: Collection[Path] = ()) -> None:
         else:
             for step in _steps(run, path):
                 _check_step(run, name, step)
+
+
+def _is_unasked(run: AuditRun, name: str) -> bool:
+    """Whether it is of a side sample that the settings do not ask for."""
+    return name.startswith("side_") and run.settings.algorithm.capability.oracle_samples is None
 
 
 def _entries(folder: Path) -> Iterator[Path]:
@@ -148,7 +157,7 @@ def _check_data(run: AuditRun, folder: Path) -> None:
 
 def _check_metrics(run: AuditRun, stage: Path, holes: Collection[Path]) -> None:
     whole = {"prepare": ["all"], "advantage": ["all"]}.get(stage.name, run.agents)
-    if stage.name not in _MADE_BESIDE:
+    if stage.name not in _MADE_BESIDE or _is_unasked(run, stage.name):
         _unknown(run, stage)
         return
     for step in _steps(run, stage):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hacpo.audit.metrics import check_metrics
 from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
 from hacpo.audit.tables import read
+from hacpo.layout import Layout
 from hacpo.sampler_correction import effective_sample_size
 from hacpo.stopping import first_stop
 
@@ -30,6 +32,52 @@ both come from the same weights and differ by rounding only (a cache while sampl
 
 VERDICTS = ("correct", "wrong", "no_answer", "truncated", "timeout", "error")
 FINISH_REASONS = ("stop", "length")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Which of a step's responses: those that are learned from, or the side sample of `capability.oracle_samples`.
+
+    Attributes:
+        side: whether it is the side sample, whose tables and stages are named after the others.
+        group: responses per problem and agent.
+    """
+
+    side: bool
+    group: int
+
+    @classmethod
+    def kinds(cls, run: AuditRun) -> list[Drawn]:
+        """Those that a run has."""
+        samples = run.settings.algorithm.capability.oracle_samples
+        side = [] if samples is None else [cls(True, samples)]
+        return [cls(False, run.settings.responses_per_prompt), *side]
+
+    @property
+    def rollouts(self) -> schema.Table:
+        """Their table."""
+        return schema.SIDE_ROLLOUTS if self.side else schema.ROLLOUTS
+
+    @property
+    def verdicts(self) -> schema.Table:
+        """Their rewards'."""
+        return schema.SIDE_VERDICTS if self.side else schema.VERDICTS
+
+    def rollouts_of(self, layout: Layout, step: int, agent: str) -> Path:
+        """Where an agent's are."""
+        return (layout.side_rollouts if self.side else layout.rollouts)(step, agent)
+
+    def verdicts_of(self, layout: Layout, step: int, agent: str) -> Path:
+        """Where the verdicts on an agent's are."""
+        return (layout.side_verdicts if self.side else layout.verdicts)(step, agent)
+
+    def stage(self, name: str) -> str:
+        """`generate` or `verify`, as the stage is called that made these."""
+        return f"side_{name}" if self.side else name
+
+    def ids(self, step: int, agent: str, problem_ids: Any) -> Any:
+        """The rollout_id of every response, in order."""
+        return response_ids(step, agent, problem_ids, self.group, "side-" if self.side else "")
 
 
 @dataclass(frozen=True)
@@ -78,29 +126,29 @@ class Responses:
         return np.where(np.isfinite(sums), sums, np.nan)
 
 
-def response_ids(step: int, agent: str, problem_ids: Any, group_size: int) -> Any:
+def response_ids(step: int, agent: str, problem_ids: Any, group_size: int, mark: str = "") -> Any:
     """The rollout_id of every response of an agent, by problem and sample: Arrow strings, [P * G]."""
     problems = problem_ids.take(pa.array(np.repeat(np.arange(len(problem_ids)), group_size)))
-    samples = pa.array([f"{sample:03d}" for sample in range(group_size)] * len(problem_ids), pa.string())
+    samples = pa.array([f"{mark}{sample:03d}" for sample in range(group_size)] * len(problem_ids), pa.string())
     return pc.binary_join_element_wise(f"{step:04d}/{agent}", problems, samples, "/")
 
 
-def check_rollouts(run: AuditRun, batch: Batch, agent: str) -> Responses | None:
+def check_rollouts(run: AuditRun, batch: Batch, agent: str, drawn: Drawn) -> Responses | None:
     """Check an agent's rollouts of a step; returns what the other tables must repeat of them."""
-    step, settings = batch.step, run.settings
-    content = read(run, run.layout.rollouts(step, agent), schema.ROLLOUTS, step=step, agent=agent)
+    step = batch.step
+    content = read(run, drawn.rollouts_of(run.layout, step, agent), drawn.rollouts, step=step, agent=agent)
     if content is None:
         run.skip(f"what follows from rollouts of {agent}", "they cannot be read")
         return None
-    group = settings.responses_per_prompt
-    rows = Rows(run, content, "rollout_id", response_ids(step, agent, batch.problem_ids, group))
+    group = drawn.group
+    rows = Rows(run, content, "rollout_id", drawn.ids(step, agent, batch.problem_ids))
     rows.equal("rollouts", "step", step)
     rows.equal("rollouts", "agent", agent)
     rows.equal("rollouts", "problem_id", batch.problem_ids.take(pa.array(np.repeat(np.arange(len(batch)), group))))
     rows.equal("rollouts", "sample", np.tile(np.arange(group), len(batch)))
     finish = rows.arrow("finish_reason")
     responses = _responses(run, rows, finish)
-    _check_tokens(run, rows, responses, finish, agent)
+    _check_tokens(run, rows, responses, finish, agent, group)
     _check_stop_strings(run, rows, responses, agent)
     _check_logprobs(run, rows, responses, agent)
     policy = run.policy(step - 1, agent)
@@ -114,7 +162,7 @@ def check_rollouts(run: AuditRun, batch: Batch, agent: str) -> Responses | None:
     else:
         rows.equal("policy", "policy", policy, note=f"SHA-256 of the weights after step {step - 1}")
     if rows.complete:
-        check_metrics(run, "generate", step, agent, _generate_metrics(responses))
+        check_metrics(run, drawn.stage("generate"), step, agent, _generate_metrics(responses))
     return responses
 
 
@@ -139,10 +187,10 @@ def _responses(run: AuditRun, rows: Rows, finish: Any) -> Responses:
     )
 
 
-def _check_tokens(run: AuditRun, rows: Rows, responses: Responses, finish: Any, agent: str) -> None:
+def _check_tokens(run: AuditRun, rows: Rows, responses: Responses, finish: Any, agent: str, group: int) -> None:
     """Lengths, ends, and one prompt per problem."""
     tokens, prompts = responses.tokens, responses.prompts
-    most, group = run.settings.agents[agent].sampling.max_new_tokens, run.settings.responses_per_prompt
+    most = run.settings.agents[agent].sampling.max_new_tokens
     known = np.asarray(pc.is_in(finish, value_set=pa.array(FINISH_REASONS)))
     rows.require("rollouts", "finish_reason", known, "stop or length")
     rows.require("rollouts", "token_ids", tokens.lengths <= most, f"at most {most} tokens", found=tokens.lengths)
@@ -252,16 +300,16 @@ def _generate_metrics(responses: Responses) -> dict[str, float | None]:
 # --- verdicts -------------------------------------------------------------------------------------------------------
 
 
-def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses | None) -> Floats | None:
+def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses | None, drawn: Drawn) -> Floats | None:
     """Check an agent's verdicts of a step; returns the rewards, [P * G], NaN where there is none."""
     step = batch.step
-    content = read(run, run.layout.verdicts(step, agent), schema.VERDICTS, step=step, agent=agent)
+    content = read(run, drawn.verdicts_of(run.layout, step, agent), drawn.verdicts, step=step, agent=agent)
     if content is None:
         run.skip(f"what follows from verdicts on {agent}", "they cannot be read")
         return None
-    group = run.settings.responses_per_prompt
+    group = drawn.group
     repeated = pa.array(np.repeat(np.arange(len(batch)), group))
-    rows = Rows(run, content, "rollout_id", response_ids(step, agent, batch.problem_ids, group))
+    rows = Rows(run, content, "rollout_id", drawn.ids(step, agent, batch.problem_ids))
     rows.equal("verdicts", "problem_id", batch.problem_ids.take(repeated))
     rows.equal("verdicts", "sample", np.tile(np.arange(group), len(batch)))
     rows.equal("verdicts", "answer", batch.answers.take(repeated), note="the problem's answer")
@@ -271,7 +319,7 @@ def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses
         counts = {item["values"]: item["counts"] for item in pc.value_counts(rows.arrow("verdict")).to_pylist()}
         check_metrics(
             run,
-            "verify",
+            drawn.stage("verify"),
             step,
             agent,
             {

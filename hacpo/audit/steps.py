@@ -13,7 +13,7 @@ from hacpo.audit.evaluations import check_evaluation
 from hacpo.audit.inputs import Batch, check_prompts
 from hacpo.audit.metrics import check_metrics
 from hacpo.audit.pools import check_pool
-from hacpo.audit.responses import check_rollouts, check_verdicts
+from hacpo.audit.responses import Drawn, Floats, Responses, check_rollouts, check_verdicts
 from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
 from hacpo.audit.traces import check_trace
@@ -73,11 +73,17 @@ def _made_from(run: AuditRun, step: int) -> Iterator[tuple[Path, list[Path]]]:
         yield layout.rollouts(step, agent), [layout.trace(step - 1, agent)]
     for agent in agents:
         yield layout.verdicts(step, agent), [layout.rollouts(step, agent)]
+    if run.settings.algorithm.capability.oracle_samples is not None:
+        for agent in agents:
+            yield layout.side_rollouts(step, agent), [layout.trace(step - 1, agent)]
+            yield layout.side_verdicts(step, agent), [layout.side_rollouts(step, agent)]
     for learner in agents:
         sources = run.sources(learner)
         yield layout.pool(step, learner), [layout.verdicts(step, source) for source in sources]
     verdicts = [layout.verdicts(step, agent) for agent in agents]
-    yield layout.capability(step), [*verdicts, layout.capability(step - 1)]
+    sampled = run.settings.algorithm.capability.oracle_samples is not None
+    side = [layout.side_verdicts(step, agent) for agent in agents if sampled]
+    yield layout.capability(step), [*verdicts, *side, layout.capability(step - 1)]
     for learner in agents:
         yield layout.advantages(step, learner), [*verdicts, layout.capability(step)]
     for agent in agents:
@@ -96,17 +102,12 @@ def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
     """Every check of one step's tables."""
     step, layout = batch.step, run.layout
     check_prompts(run, batch)
-    responses = {
-        agent: check_rollouts(run, batch, agent) if layout.rollouts(step, agent) in presence.here else None
-        for agent in run.agents
-    }
-    rewards = {
-        agent: check_verdicts(run, batch, agent, responses[agent])
-        if layout.verdicts(step, agent) in presence.here
-        else None
-        for agent in run.agents
-    }
-    capabilities = check_capability(run, step, rewards) if layout.capability(step) in presence.here else None
+    checked = [_check_responses(run, batch, drawn, presence) for drawn in Drawn.kinds(run)]
+    responses, rewards = checked[0]
+    side_rewards = checked[1][1] if len(checked) > 1 else None
+    capabilities = None
+    if layout.capability(step) in presence.here:
+        capabilities = check_capability(run, step, rewards, side_rewards)
     metrics = capability_metrics(run, capabilities or {})
     for learner in run.agents:
         advantages: Rows | None = None
@@ -125,6 +126,19 @@ def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
                 check_trace(run, batch, learner, pool, advantages, responses)
     if capabilities is not None:
         check_metrics(run, "advantage", step, "all", metrics)
+
+
+def _check_responses(
+    run: AuditRun, batch: Batch, drawn: Drawn, presence: Presence
+) -> tuple[dict[str, Responses | None], dict[str, Floats | None]]:
+    """Every agent's responses of one kind, and their rewards."""
+    responses: dict[str, Responses | None] = {}
+    rewards: dict[str, Floats | None] = {}
+    for agent in run.agents:
+        there = [of(run.layout, batch.step, agent) in presence.here for of in (drawn.rollouts_of, drawn.verdicts_of)]
+        responses[agent] = check_rollouts(run, batch, agent, drawn) if there[0] else None
+        rewards[agent] = check_verdicts(run, batch, agent, responses[agent], drawn) if there[1] else None
+    return responses, rewards
 
 
 def check_models(run: AuditRun, step: int, presence: Presence, sets: Mapping[str, Sequence[Any] | None]) -> None:

@@ -23,6 +23,8 @@ STAGE_OF = {
     "schedule": "prepare",
     "rollouts": "generate",
     "verdicts": "verify",
+    "side_rollouts": "side_generate",
+    "side_verdicts": "side_verify",
     "capability": "advantage",
     "pool": "pool",
     "advantages": "advantage",

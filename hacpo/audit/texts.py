@@ -112,6 +112,12 @@ class TextAudit:
             for agent, table in rollouts.items():
                 if table is not None:
                     self._check_rollouts(step, agent, table, problems)
+            for agent in agents if self._run.settings.algorithm.capability.oracle_samples is not None else ():
+                table = self._read(
+                    self._run.layout.side_rollouts(step, agent), schema.SIDE_ROLLOUTS, step=step, agent=agent
+                )
+                if table is not None:
+                    self._check_rollouts(step, agent, table, problems, side=True)
             for learner in agents:
                 self._check_pool(step, learner, rollouts, problems)
         if evaluated(self._run.settings, step):
@@ -120,9 +126,14 @@ class TextAudit:
 
     # --- rollouts ---------------------------------------------------------------------------------------------------
 
-    def _check_rollouts(self, step: int, agent: str, table: pa.Table, problems: dict[str, Row]) -> None:
-        path = self._run.layout.rollouts(step, agent)
-        rows = [row for row in self._chosen(table, "rollouts", step, agent) if row["problem_id"] in problems]
+    def _check_rollouts(
+        self, step: int, agent: str, table: pa.Table, problems: dict[str, Row], *, side: bool = False
+    ) -> None:
+        layout = self._run.layout
+        path = (layout.side_rollouts if side else layout.rollouts)(step, agent)
+        judged_at = (layout.side_verdicts if side else layout.verdicts)(step, agent)
+        name = "side_rollouts" if side else "rollouts"
+        rows = [row for row in self._chosen(table, name, step, agent) if row["problem_id"] in problems]
         self.report.decoded += len(rows)
         self.report.decoded_of += len(table)
         tokenizer = self._tokenizer(agent)
@@ -133,9 +144,8 @@ class TextAudit:
             self._check_ends(path, rows, tokenizer, self._run.settings.agents[agent].sampling.stop)
             prompts = [self._prompt(agent, tokenizer, problems[row["problem_id"]]) for row in rows]
             self._compare("prompt", path, rows, "prompt_token_ids", prompts)
-        verdicts = {
-            row["rollout_id"]: row for row in self._rows(self._run.layout.verdicts(step, agent), schema.VERDICTS)
-        }
+        judged_as = schema.SIDE_VERDICTS if side else schema.VERDICTS
+        verdicts = {row["rollout_id"]: row for row in self._rows(judged_at, judged_as)}
         judged = [row for row in rows if row["rollout_id"] in verdicts]
         whole = self._whole_problems
         requests = [
@@ -149,9 +159,7 @@ class TextAudit:
             for row in judged
         ]
         self.report.verified_of += len(table)
-        self._check_verdicts(
-            self._run.layout.verdicts(step, agent), requests, [verdicts[row["rollout_id"]] for row in judged]
-        )
+        self._check_verdicts(judged_at, requests, [verdicts[row["rollout_id"]] for row in judged])
 
     def _check_ends(self, path: Path, rows: Sequence[Row], tokenizer: ChatTokenizer, stop: Sequence[str]) -> None:
         """A response ends where its tokens first say so, and says how."""

@@ -11,6 +11,7 @@ from hacpo.check.remarks import Remark, error, to_do, warning
 from hacpo.config import DataSet, VerificationSettings
 from hacpo.errors import HacpoError
 from hacpo.importing.known import KNOWN
+from hacpo.oracle import read_oracle, refuse_gaps
 from hacpo.pipeline.project import Pipeline
 from hacpo.problems import Row
 from hacpo.reward import Request, Verifier
@@ -77,6 +78,19 @@ def check_data(pipeline: Pipeline, files: Files) -> Iterator[Remark]:
                 f"batch.prompts: a step takes {settings.batch.prompts} prompts, and {name} has {count} problems"
             )
     yield from map(to_do, commands)
+
+
+def check_oracle(pipeline: Pipeline) -> Iterator[Remark]:
+    """The table of capabilities that are given: there, usable, and complete."""
+    settings = pipeline.settings
+    given = settings.algorithm.capability.oracle_table
+    if given is None:
+        return
+    path = pipeline.root / given
+    try:
+        refuse_gaps(path, read_oracle(path).keys(), range(1, settings.steps + 1), list(settings.agents))
+    except HacpoError as refusal:
+        yield error(f"algorithm.capability.oracle_table: {refusal}")
 
 
 def _import_command(name: str, path: str) -> str | None:

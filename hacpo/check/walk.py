@@ -9,7 +9,7 @@ from pathlib import Path
 from hacpo import settings as settings_of
 from hacpo.check.agents import OnHub, ask_hub, check_agents, known_shape
 from hacpo.check.fit import check_fit
-from hacpo.check.inputs import Files, check_data, check_reward
+from hacpo.check.inputs import Files, check_data, check_oracle, check_reward
 from hacpo.check.machine import check_machine, check_project
 from hacpo.check.remarks import Remark, error
 from hacpo.check.starts import check_starts
@@ -64,6 +64,7 @@ class Checker:
         yield from check_starts(pipeline, self._starts)
         yield from check_data(pipeline, self._files)
         yield from check_reward(pipeline, self._files, self._rewards)
+        yield from check_oracle(pipeline)
         shapes = {name: known_shape(pipeline, name) for name in pipeline.settings.agents}
         if not self.elsewhere:
             yield from check_machine(pipeline.settings, shapes)

@@ -115,6 +115,9 @@ def tables_of(work: AgentWork, shape: ModelShape, rows_per_shard: int) -> tuple[
         "advantages": size("advantages", learned),
         "updates": costs["updates"](1, learned, 0.0, 0.0),
     }
+    if (side := work.side).responses:
+        step["side_rollouts"] = size("rollouts", side.responses, side.prompt_tokens, side.tokens)
+        step["side_verdicts"] = size("verdicts", side.responses)
     return step, size("evaluations", asked.responses, 0.0, asked.tokens) if asked.responses else 0.0
 
 
@@ -156,7 +159,8 @@ def disk(
         evaluation += answers
     # Two files that a step has once: its prompts, and the agents' capabilities.
     step["prompts"] = _costs(next(iter(shapes.values())))["prompts"](2, settings.batch.prompts, 0.0, 0.0)
-    step["metrics"] = METRICS * (4 * len(work) + 1)
+    stages = 6 if settings.algorithm.capability.oracle_samples else 4
+    step["metrics"] = METRICS * (stages * len(work) + 1)
     dtype_bytes = 4 if settings.engine.dtype == "float32" else 2
     checkpoints = [checkpoint_of(shapes[name], trained[name], dtype_bytes) for name in work]
     start, each = sum(one.start for one in checkpoints), sum(one.each for one in checkpoints)

@@ -144,7 +144,7 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
     rollouts = sum(step["rollouts"] for step in sampled)
     seconds = {
         stage: sum(step["seconds"] for step in steps) / len(steps)
-        for stage in ("generate", "verify", "pool", "update", "evaluate")
+        for stage in ("generate", "verify", "side_generate", "side_verify", "pool", "update", "evaluate")
         if (steps := list(_metrics(layout, stage, agent, settings.steps)))
     }
     return Measured(

@@ -19,6 +19,9 @@ from hacpo.estimate.workload import Work, workload
 from hacpo.pipeline.plan import evaluated
 from hacpo.pipeline.project import Pipeline
 
+_STAGES = ("generate", "verify", "side_generate", "side_verify", "pool", "update")
+"""What a step consists of, agent by agent."""
+
 
 @dataclass(frozen=True)
 class AgentEstimate:
@@ -204,9 +207,7 @@ def _measured_seconds(work: Work, measured: list[Measured], at_once: int) -> flo
     """Seconds of the run at the pace of its finished steps; None before every agent has finished one."""
     if not all("update" in one.seconds for one in measured):
         return None
-    steps = sum(
-        sum(one.seconds.get(stage, 0.0) for stage in ("generate", "verify", "pool", "update")) for one in measured
-    )
+    steps = sum(sum(one.seconds.get(stage, 0.0) for stage in _STAGES) for one in measured)
     evaluations = sum(one.seconds.get("evaluate", 0.0) for one in measured)
     return (work.steps * steps + work.evaluations * evaluations) / at_once
 

@@ -14,7 +14,7 @@ from hacpo.estimate.disk import Checkpoint
 from hacpo.estimate.memory import BYTES, cache_per_token
 from hacpo.estimate.shapes import ModelShape
 from hacpo.estimate.throughput import NOT_MEASURED, Hardware, Measured
-from hacpo.estimate.workload import AgentWork, Drawn
+from hacpo.estimate.workload import AgentWork, Drawn, together
 
 GIB = 2**30
 
@@ -57,7 +57,7 @@ def agent_seconds(
         model: what the throughput table may know it by.
         engine: `transformers`, `vllm` or `vllm_server`, whichever samples.
     """
-    own = work.step
+    own, drawn = work.step, together([work.step, work.side])
     measured = hardware.models.get(model, NOT_MEASURED)
     length = (own.prompt_tokens + own.tokens) / own.responses
     flops = forward_flops(shape, length)
@@ -76,11 +76,13 @@ def agent_seconds(
     )
     world = settings.launcher.world_size
     return Seconds(
-        sampling=sampling_seconds(settings, hardware, shape, own, engine, measured),
-        rescoring=(own.prompt_tokens + own.tokens) / scored,
+        sampling=sampling_seconds(settings, hardware, shape, own, engine, measured)
+        + sampling_seconds(settings, hardware, shape, work.side, engine, measured),
+        rescoring=(drawn.prompt_tokens + drawn.tokens) / scored,
         update=work.learned_tokens / world * (1 / trained + extra / scored),
         checkpoint=checkpoint.each / 1e9 * (2 / hardware.disk_gb + 1 / hardware.hash_gb),
-        other=4 * hardware.stage_seconds + own.responses / (hardware.verdicts * settings.verification.workers),
+        other=(6 if work.side.responses else 4) * hardware.stage_seconds
+        + drawn.responses / (hardware.verdicts * settings.verification.workers),
         evaluation=(
             sampling_seconds(settings, hardware, shape, work.evaluation, engine, measured)
             + work.evaluation.responses / (hardware.verdicts * settings.verification.workers)

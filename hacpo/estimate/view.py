@@ -95,17 +95,20 @@ def _work(found: RunEstimate) -> Table:
     table = _table("sampled and learned", "a step", "an evaluation", "the run")
     agents = list(work.agents.values())
     evaluations = [agent.evaluation for agent in agents]
-    table.add_row("rollouts", amount(sum(a.step.responses for a in agents)), "", amount(work.rollouts()))
+    own, side = (sum(getattr(a, kind).responses for a in agents) for kind in ("step", "side"))
+    table.add_row("rollouts", amount(own), "", amount(work.rollouts() - work.side()))
+    if side:
+        table.add_row("side sample, for capability", amount(side), "", amount(work.side()))
     table.add_row("evaluation answers", "", amount(sum(e.responses for e in evaluations)), amount(work.answers()))
     table.add_row(
         "sampled tokens",
-        amount(sum(a.step.tokens for a in agents)),
+        amount(sum(a.step.tokens + a.side.tokens for a in agents)),
         amount(sum(e.tokens for e in evaluations)),
         amount(work.sampled_tokens()),
     )
     table.add_row(
         "  at most",
-        amount(sum(a.step.most_tokens for a in agents)),
+        amount(sum(a.step.most_tokens + a.side.most_tokens for a in agents)),
         amount(sum(e.most_tokens for e in evaluations)),
         amount(work.most_sampled_tokens()),
     )
@@ -214,6 +217,7 @@ def as_json(found: RunEstimate) -> dict[str, Any]:
         "notes": found.notes,
         "totals": {
             "rollouts": work.rollouts(),
+            "side_rollouts": work.side(),
             "answers": work.answers(),
             "sampled_tokens": work.sampled_tokens(),
             "most_sampled_tokens": work.most_sampled_tokens(),

@@ -24,7 +24,8 @@ class AgentWork:
     """One agent's work.
 
     Attributes:
-        step: rollouts of one step.
+        step: rollouts of one step that are learned from.
+        side: responses of one step's side sample (`capability.oracle_samples`).
         evaluation: answers of one evaluation, all benchmarks together.
         learned: responses that one step's updates see: its own and, when sharing, everybody's.
         learned_tokens: their tokens on average, prompts included. A response is taken to have as many tokens for a
@@ -33,6 +34,7 @@ class AgentWork:
     """
 
     step: Drawn
+    side: Drawn
     evaluation: Drawn
     learned: int
     learned_tokens: float
@@ -52,8 +54,12 @@ class Work:
     evaluations: int
 
     def rollouts(self) -> int:
-        """Responses sampled to learn from, in all: the cost that the paper compares recipes by."""
-        return self.steps * sum(agent.step.responses for agent in self.agents.values())
+        """Responses sampled for training, in all, side samples included: the cost that recipes are compared by."""
+        return self.steps * sum(agent.step.responses for agent in self.agents.values()) + self.side()
+
+    def side(self) -> int:
+        """Of these, responses of side samples: sampled for capability alone."""
+        return self.steps * sum(agent.side.responses for agent in self.agents.values())
 
     def answers(self) -> int:
         """Responses sampled to evaluate, in all."""
@@ -64,13 +70,17 @@ class Work:
         return self.steps * sum(agent.learned for agent in self.agents.values())
 
     def sampled_tokens(self) -> float:
-        """Response tokens sampled in all, to learn from and to evaluate, on average."""
-        return sum(self.steps * a.step.tokens + self.evaluations * a.evaluation.tokens for a in self.agents.values())
+        """Response tokens sampled in all, for training and to evaluate, on average."""
+        return sum(
+            self.steps * (a.step.tokens + a.side.tokens) + self.evaluations * a.evaluation.tokens
+            for a in self.agents.values()
+        )
 
     def most_sampled_tokens(self) -> int:
         """The same, if every response is as long as it may be."""
         return sum(
-            self.steps * a.step.most_tokens + self.evaluations * a.evaluation.most_tokens for a in self.agents.values()
+            self.steps * (a.step.most_tokens + a.side.most_tokens) + self.evaluations * a.evaluation.most_tokens
+            for a in self.agents.values()
         )
 
     def learned_tokens(self) -> float:
@@ -114,6 +124,7 @@ def workload(
         sources = list(training.values()) if share else [lengths]
         agents[name] = AgentWork(
             step=drawn(responses, lengths),
+            side=drawn(settings.batch.prompts * (settings.algorithm.capability.oracle_samples or 0), lengths),
             evaluation=together([drawn(*part) for part in benchmarks[name].values()]),
             learned=responses * len(sources),
             learned_tokens=responses * sum(lengths.prompt + source.response for source in sources),

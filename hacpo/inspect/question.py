@@ -150,6 +150,14 @@ def _check(as_run: Settings, differing: Mapping[str, tuple[Any, Any]]) -> None:
             "which no file of this run keeps",
             where="--set",
         )
+    drawn, asked = differing.get("algorithm.capability.oracle_samples", (None, None))
+    if asked is not None and asked > (drawn or 0):
+        raise SettingsError(
+            f"this needs a side sample of {asked} responses per problem and agent",
+            where="--set algorithm.capability.oracle_samples",
+            found=f"{drawn or 'none'} in this run",
+            remedy="make a run with it, or give algorithm.capability.oracle_table",
+        )
     token_clip = {"algorithm.clip.own_low", "algorithm.clip.own_high"} & differing.keys()
     if token_clip and as_run.algorithm.importance.level == "token" and "algorithm.importance.level" not in differing:
         raise SettingsError(

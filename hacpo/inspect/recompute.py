@@ -17,11 +17,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hacpo import schema
-from hacpo.advantage_table import advantage_columns, capability_rows
+from hacpo.advantage_table import advantage_columns, capabilities_used, capability_rows, side_sample_capability
 from hacpo.config import AlgorithmSettings, Settings
 from hacpo.errors import ArtifactError
 from hacpo.inspect.question import Question, check_made_with
 from hacpo.inspect.reading import Row, StepReader
+from hacpo.oracle import capabilities_of_step
 from hacpo.rollouts import in_order, reward_array
 from hacpo.trace import trace_columns
 from hacpo.updates import plan_updates, shuffle_seed
@@ -153,7 +154,7 @@ def _read_step(question: Question, reader: StepReader) -> _Step:
     check_made_with(path, as_run)
     settings = question.settings.algorithm.capability
     rewards = _by_agent(ordered, agents, group_size)
-    after = capability_rows(rewards, _rows_before(question, reader), settings)
+    after = capability_rows(rewards, _rows_before(question, reader), settings, _oracle(question, reader))
     return _Step(question, reader, ordered, group_size, before, after)
 
 
@@ -175,6 +176,22 @@ def _by_agent(ordered: Sequence[tuple[str, Row]], agents: Sequence[str], group_s
     """Every agent's own rewards, [P, G], from its verdicts in order."""
     rewards = reward_array(ordered, len(ordered) // (len(agents) * group_size), len(agents), group_size)
     return {agent: rewards[:, number] for number, agent in enumerate(agents)}
+
+
+def _oracle(question: Question, reader: StepReader) -> dict[str, float] | None:
+    """Every agent's capability as the asked oracle says it; None without one."""
+    settings, agents = question.settings.algorithm.capability, list(question.as_run.agents)
+    if settings.oracle_table is not None:
+        return capabilities_of_step(question.pipeline.root / settings.oracle_table, reader.step, agents)
+    if settings.oracle_samples is None:
+        return None
+    capabilities = {}
+    for agent in agents:
+        path = question.pipeline.layout.side_verdicts(reader.step, agent)
+        table = reader.required(schema.SIDE_VERDICTS, path, "side_verify", ["reward", "sample"], agent=agent)
+        rewards = [row["reward"] for row in table.to_pylist() if row["sample"] < settings.oracle_samples]
+        capabilities[agent] = side_sample_capability(rewards, settings)
+    return capabilities
 
 
 def _rows_before(question: Question, reader: StepReader) -> dict[str, Row]:
@@ -212,7 +229,7 @@ def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:
             learner=learner,
             agents=agents if settings.rollouts.share else [learner],
             group_size=common.group_size,
-            capabilities={row["agent"]: row["capability"] for row in common.capability_after},
+            capabilities=capabilities_used(common.capability_after, settings.advantage),
             settings=settings.advantage,
             capability_settings=settings.capability,
         )

@@ -146,7 +146,9 @@ def read_side_by_side(reader: StepReader, problem_id: str, learners: Sequence[st
         verdicts |= {row["rollout_id"]: row for row in rows_where(table, "problem_id", [problem_id])}
     uses = {learner: _uses(reader, learner, problem_id) for learner in learners}
     path = layout.capability(step)
-    capability = reader.optional(schema.CAPABILITY, path, "advantage", ["agent", "capability"])
+    # What omega was made of.
+    column = "oracle" if reader.pipeline.settings.algorithm.advantage.baseline == "oracle" else "capability"
+    capability = reader.optional(schema.CAPABILITY, path, "advantage", ["agent", column])
     return SideBySide(
         run=reader.pipeline.run,
         step=step,
@@ -155,7 +157,7 @@ def read_side_by_side(reader: StepReader, problem_id: str, learners: Sequence[st
         answer=problem["answer"],
         agents=tuple(agents),
         learners=tuple(learners),
-        capability={row["agent"]: row["capability"] for row in rows_where(capability, "agent", None)},
+        capability={row["agent"]: row[column] for row in rows_where(capability, "agent", None)},
         responses=tuple(
             _response(row, verdicts.get(row["rollout_id"], {}), [uses[learner] for learner in learners])
             for row in sorted(responses, key=lambda row: (agents.index(row["agent"]), row["sample"]))

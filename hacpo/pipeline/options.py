@@ -14,6 +14,9 @@ LearnerOption = Annotated[str, typer.Option("--learner", help="Agent that will l
 OutOption = Annotated[
     Path | None, typer.Option("--out", help="Write below this folder instead; the run itself is not touched.")
 ]
+SideOption = Annotated[
+    bool, typer.Option("--side", help="The side sample for capability (capability.oracle_samples), in its own tables.")
+]
 LimitOption = Annotated[int | None, typer.Option("--limit", help="Only the first N problems (debugging; needs --out).")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, key.path=value (debugging; needs --out).")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hacpo import settings as settings_of
@@ -54,7 +54,7 @@ class _StageEntry:
         keys = settings_of.tracked(self.reads, self.agent or "${item.agent}") if self.reads else []
         lines = [f"  {self.name}{self.agent and f'-{self.agent}'}:"]
         lines += [f"    matrix: {{agent: [{agents}]}}"] if self.matrix else []
-        lines += [f"    wdir: {up}", f"    cmd: hacpo {self.name} pipelines/{run}{self.options}"]
+        lines += [f"    wdir: {up}", f"    cmd: hacpo {self.name.removeprefix('side_')} pipelines/{run}{self.options}"]
         deps = [*self.outside, *(f"{root}/{dep}" for dep in self.deps)]
         lines += ["    deps:", *(f"      - {dep}" for dep in deps)] if deps else []
         lines += ["    params:", f"      - {root}/settings.json:"] if keys else []
@@ -152,6 +152,29 @@ def _start_file(pipeline: Pipeline) -> str:
     return _templated(pipeline, 0, [*warmups, _evaluate(pipeline, 0)])
 
 
+def _side_sample(pipeline: Pipeline, generate: _StageEntry, verify: _StageEntry) -> list[_StageEntry]:
+    """The stages that draw and verify a side sample for capability, where the settings ask for one."""
+    if pipeline.settings.algorithm.capability.oracle_samples is None:
+        return []
+
+    def aside(paths: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"side_{path}" if path.startswith(("rollouts/", "verdicts/")) else path for path in paths)
+
+    def beside(entry: _StageEntry) -> _StageEntry:
+        name = f"side_{entry.name}"
+        return replace(
+            entry,
+            name=name,
+            reads=name,
+            options=f"{entry.options} --side",
+            deps=aside(entry.deps),
+            outs=aside(entry.outs),
+            metrics=f"side_{entry.metrics}",
+        )
+
+    return [beside(generate), beside(verify)]
+
+
 def _step_file(pipeline: Pipeline, step: int) -> str:
     mine = "step=${step}/agent=${item.agent}"
     before = "checkpoints/step=${prev}/agent=${item.agent}"
@@ -162,6 +185,9 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
     # A reward function gets the problem's whole row, of which prompts hold a part.
     settings = pipeline.settings
     problems = () if settings.verification.is_math else (f"data/{settings.data.train}.parquet",)
+    estimate = settings.algorithm.capability
+    side = () if estimate.oracle_samples is None else ("side_verdicts/step=${step}",)
+    oracle = () if estimate.oracle_table is None else (estimate.oracle_table,)
     entries = [
         _StageEntry(
             "generate",
@@ -195,8 +221,9 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
             "advantage",
             " --step ${step}",
             "advantage",
-            ("prompts/step=${step}", "verdicts/step=${step}", *(capability if step > 1 else ())),
+            ("prompts/step=${step}", "verdicts/step=${step}", *side, *(capability if step > 1 else ())),
             ("capability/step=${step}", "advantages/step=${step}"),
+            outside=oracle,
             metrics="advantage/step=${step}/all.json",
         ),
         _StageEntry(
@@ -216,6 +243,7 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
             matrix=True,
         ),
     ]
+    entries[2:2] = _side_sample(pipeline, *entries[:2])
     if evaluated(pipeline.settings, step):
         entries.append(_evaluate(pipeline, step))
     return _templated(pipeline, step, entries)

@@ -91,11 +91,12 @@ class Pipeline:
 
     def command(self, stage: str, step: int | None = None, **agent: str) -> str:
         """The command that makes a stage's output, as a user types it in the project's root."""
-        words = ["hacpo", stage, f"pipelines/{self.run}"]
+        words = ["hacpo", stage.removeprefix("side_"), f"pipelines/{self.run}"]
         if step is not None:
             words += ["--step", str(step)]
         for option, name in agent.items():
             words += [f"--{option}", name]
+        words += ["--side"] if stage.startswith("side_") else []
         return " ".join(words)
 
     def checkpoint_command(self, step: int, agent: str) -> str:

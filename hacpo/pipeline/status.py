@@ -26,6 +26,9 @@ def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[str, str, Path]]:
         outputs = [("prepare", "", layout.prompts(step))]
         outputs += [("generate", agent, layout.rollouts(step, agent)) for agent in agents]
         outputs += [("verify", agent, layout.verdicts(step, agent)) for agent in agents]
+        if pipeline.settings.algorithm.capability.oracle_samples is not None:
+            outputs += [("side_generate", agent, layout.side_rollouts(step, agent)) for agent in agents]
+            outputs += [("side_verify", agent, layout.side_verdicts(step, agent)) for agent in agents]
         outputs += [("pool", agent, layout.pool(step, agent)) for agent in agents]
         outputs += [("advantage", "", layout.capability(step))]
         outputs += [("advantage", "", layout.advantages(step, agent)) for agent in agents]
@@ -139,6 +142,13 @@ def print_status(pipeline: Pipeline) -> None:
             f"{updated.get('seconds', 0):,.1f}",
         )
     console.print(table)
+    if settings.algorithm.capability.oracle_samples is not None:
+        sums = [totals(pipeline, "side_generate", agent) for agent in settings.agents]
+        drawn, tokens = (sum(each.get(key, 0) for each in sums) for key in ("rollouts", "tokens"))
+        console.print(
+            f"beside them, for capability alone: {drawn:,.0f} rollouts, {tokens:,.0f} sampled tokens (side sample)",
+            highlight=False,
+        )
     for agent, pruned in read_record(layout).items():
         size = mebibytes(sum(entry.bytes for entry in pruned.values()))
         there = ranges(checkpoints_there(layout, agent))

@@ -20,7 +20,18 @@ from hacpo.metrics import Estimate, Series
 Curve = dict[int, float]
 """Step -> value."""
 
-STAGES = ("prepare", "warmup", "generate", "verify", "pool", "advantage", "update", "evaluate")
+STAGES = (
+    "prepare",
+    "warmup",
+    "generate",
+    "side_generate",
+    "verify",
+    "side_verify",
+    "pool",
+    "advantage",
+    "update",
+    "evaluate",
+)
 """Stages that leave metrics, in the order in which they run."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

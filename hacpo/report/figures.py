@@ -81,7 +81,9 @@ def time(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Seconds per step by stage, and sampling speed."""
     parts = []
     for stage in ("update", "generate", "evaluate", "verify", "pool", "advantage"):
-        seconds = _summed(found.metric(stage, agent, "seconds") for agent in (*found.agents, "all"))
+        # A side sample's seconds are sampling and verification too.
+        names = [(name, agent) for name in (stage, f"side_{stage}") for agent in (*found.agents, "all")]
+        seconds = _summed(found.metric(name, agent, "seconds") for name, agent in names)
         parts.append(Bars(stage, f"c-stage-{stage}", {step: value for step, value in seconds.items() if step > 0}))
     panels = []
     if any(part.values for part in parts):
@@ -151,6 +153,8 @@ def estimate(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
             )
             band = {step: (lows[step], highs[step]) for step in lows}
             lines.append(Line(source, color_of(found, source), values, band))
+            oracle = found.metric("advantage", "all", f"{source}.{learner}.omega_oracle")
+            lines.append(Line(f"{source}, oracle", color_of(found, source), oracle, dashed=True))
         scale = log_scale([1.0, *(value for line in lines for value in extent(line))])
         described = f"ability relative to {learner}, with its 95 % interval, by step"
         panels += panel(
@@ -164,9 +168,14 @@ def estimate(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
             color_of(found, learner),
         )
     errors = []
-    for key, title in (("accuracy_error", "error of a step's accuracy"), ("capability_error", "error of capability")):
+    first = "the first answers to each problem minus all of them"
+    for key, title, difference in (
+        ("accuracy_error", "error of a step's accuracy", first),
+        ("capability_error", "error of capability", first),
+        ("oracle_error", "capability minus the oracle's", "the window's estimate minus what the oracle says"),
+    ):
         curves = {agent: found.metric("advantage", "all", f"{agent}.{key}") for agent in found.agents}
-        described = f"{title}: the first answers to each problem minus all of them, by step"
+        described = f"{title}: {difference}, by step"
         errors += panel(title, agent_lines(found, curves), found, described, NUMBER, rules=[Rule(0.0, "")])
     return [panels, errors]
 

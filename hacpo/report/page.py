@@ -143,7 +143,9 @@ def _fact_line(found: Measurements) -> str:
     rollouts, tokens = (
         sum(found.total("generate", agent, key) for agent in found.agents) for key in ("rollouts", "tokens")
     )
-    return f"{count(rollouts)} rollouts, {count(tokens)} sampled tokens" if rollouts else "nothing sampled yet"
+    side = sum(found.total("side_generate", agent, "rollouts") for agent in found.agents)
+    more = f", and {count(side)} rollouts of side samples for capability" if side else ""
+    return f"{count(rollouts)} rollouts, {count(tokens)} sampled tokens{more}" if rollouts else "nothing sampled yet"
 
 
 def _story(settings: Settings) -> str:

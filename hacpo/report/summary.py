@@ -19,7 +19,7 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
         Few and short keys, because `dvc metrics show` makes a column of each: name of a series (a benchmark for its
         headline, `<benchmark>.<metric>` for others, `average`) -> result of every agent at the latest evaluation, their
         `(mean)`, and its `(gain)` since the first (both where every agent was evaluated); `steps` trained; rollouts,
-        sampled tokens and seconds added up over agents.
+        sampled tokens and seconds added up over agents; `side_rollouts` where there are side samples for capability.
     """
     accuracy: dict[str, dict[str, float]] = {}
     for name in (series.name for series in settings.evaluation.series):
@@ -31,8 +31,10 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
         if len(ends) == len(found.agents):
             start, final = (sum(values) / len(values) for values in zip(*ends.values(), strict=True))
             accuracy[name] |= {"(mean)": _rounded(final), "(gain)": _rounded(final - start)}
+    side = round(sum(found.total("side_generate", agent, "rollouts") for agent in found.agents))
     return {
         **accuracy,
+        **({"side_rollouts": side} if side else {}),
         "steps": found.steps_trained,
         "rollouts": round(sum(found.total("generate", agent, "rollouts") for agent in found.agents)),
         "tokens": round(sum(found.total("generate", agent, "tokens") for agent in found.agents)),

@@ -136,6 +136,13 @@ def cost(found: Measurements) -> str:
         for title, values in (
             ("rollouts sampled", [found.total("generate", agent, "rollouts") for agent in found.agents]),
             ("tokens sampled", [found.total("generate", agent, "tokens") for agent in found.agents]),
+            *(
+                (
+                    f"{what} of side samples, for capability",
+                    [found.total("side_generate", a, key) for a in found.agents],
+                )
+                for what, key in (("rollouts", "rollouts"), ("tokens", "tokens"))
+            ),
             ("tokens of their prompts", [found.total("generate", agent, "prompt_tokens") for agent in found.agents]),
             ("tokens learned from", [found.total("update", agent, "tokens") for agent in found.agents]),
             ("updates", [found.total("update", agent, "updates") for agent in found.agents]),
