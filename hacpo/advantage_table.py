@@ -188,7 +188,7 @@ def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
     # mu^(k) is the same on all own responses to a problem: the first stands for its group.
     first = np.flatnonzero(own)[np.unique(problem[own], return_index=True)[1]]
     live_first = first[~uniform[first]]
-    best = ~uniform & _best(problem, reward.astype(np.float64))
+    best = ~uniform & best_responses(problem, reward.astype(np.float64))
     punished = advantage < 0
     summary = {
         "groups": float(len(first)),
@@ -206,7 +206,7 @@ def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
     return summary
 
 
-def _best(problem: NDArray[Any], reward: NDArray[np.float64]) -> NDArray[np.bool_]:
+def best_responses(problem: NDArray[Any], reward: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether no reward of the same problem is higher, up to the tolerance by which rewards count as equal; [rows]."""
     _, group = np.unique(problem, return_inverse=True)
     highest, largest = np.full(group.max() + 1, -np.inf), np.zeros(group.max() + 1)

@@ -32,6 +32,7 @@ def advantage(
     )
     from hacpo.errors import SettingsError
     from hacpo.layout import partition
+    from hacpo.pipeline import lessons
     from hacpo.rollouts import Row, first_problems, in_order, reward_array
 
     with open_stage(
@@ -103,6 +104,9 @@ def advantage(
             rows, settings.algorithm.capability, share=settings.algorithm.rollouts.share
         )
         stage.summary = ", ".join(f"{row['agent']} {row['capability']:.3f}" for row in rows)
+    if out is None:
+        for line in lessons.remarks(stage.pipeline, step):
+            stage.session.progress.remark(line)
 
 
 def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None:

@@ -1,4 +1,4 @@
-"""report: what the run did, as one HTML page, a small metrics file and the accuracy curves."""
+"""report: what the run did, as one HTML page, a small metrics file and the held-out curves."""
 
 from __future__ import annotations
 

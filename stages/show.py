@@ -26,6 +26,7 @@ def show(
     from hacpo.inspect.reading import StepReader, learners_of
     from hacpo.inspect.side_by_side import list_problems, read_side_by_side
     from hacpo.inspect.side_by_side_view import print_missing, print_problems, print_side_by_side
+    from hacpo.measure import measure
     from hacpo.pipeline.project import Pipeline
 
     opened = Pipeline.open(pipeline)
@@ -50,7 +51,9 @@ def show(
         )
         return
     console = open_console()
-    print_problems(console, f"{opened.run}, step {step}", lines, list(opened.settings.agents), learners)
+    what = "correct responses" if opened.settings.verification.is_math else measure(opened.settings.verification)
+    title = f"{opened.run}, step {step}: {what} of each agent"
+    print_problems(console, title, lines, list(opened.settings.agents), learners)
     print_missing(console, reader.missing)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def test_status_speaks_of_the_same_numbers(several: Path, cli: Cli) -> None:
     for name, title in (("heldout", "heldout"), ("more", "more best@5"), ("average", "average of 2 benchmarks")):
         at = next(number for number, line in enumerate(said.splitlines()) if line.strip().startswith(title))
         start, now = by_hand("ada", 0)[name], by_hand("ada", 2)[name]
-        assert lines[at + 1][:3] == ["ada", f"{start:.3f}", f"{now:.3f}"]
+        assert lines[at + 2][:3] == ["ada", f"{start:.3f}", f"{now:.3f}"]
 
 
 def test_another_headline_samples_nothing_again(several_copy: Path, cli: Cli) -> None:
@@ -162,7 +163,8 @@ def test_an_evaluation_drawn_under_other_settings_is_not_called_by_their_name(se
     params = Path(RUN, "params.yaml")
     params.write_text(params.read_text().replace("samples: 5", "samples: 6").replace("best@5", "best@6"))
     said = cli("status", RUN, "--outcome").out
-    titles = [line.split("  start")[0].split(" (")[0].strip() for line in said.splitlines() if "start" in line]
+    lines = said.splitlines()
+    titles = [above.split(" (")[0] for above, line in pairwise(lines) if line.split()[:1] == ["start"]]
     assert titles == ["heldout", "heldout maj@4", "heldout pass@2", "more pass@3"]  # best@6 and the average: not of 5
 
 

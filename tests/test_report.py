@@ -24,7 +24,7 @@ from hacpo.config import RECIPES
 from hacpo.layout import Layout, partition
 from hacpo.metrics import Estimate, over_problems, paired_change
 from hacpo.pipeline.command_line import new_app, run_app
-from hacpo.report import browser, charts, checks, collect, facts, figures, scales
+from hacpo.report import browser, charts, checks, collect, facts, figures, held_out, scales
 from stages.report import report
 
 Reward = Callable[[int, str, int, int], float]
@@ -34,8 +34,15 @@ HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>&amp;\u2028 \u202e {
 PROBLEMS, GROUP = 2, 2
 
 
-def params(agents: Sequence[str], *, steps: int = 2, recipe: str = "hacpo", benchmarks: bool = True) -> dict[str, Any]:
-    """Settings of a small run."""
+def params(
+    agents: Sequence[str],
+    *,
+    steps: int = 2,
+    recipe: str = "hacpo",
+    benchmarks: bool = True,
+    graded: bool = False,
+) -> dict[str, Any]:
+    """Settings of a small run; `graded`: with a reward function."""
     measured = {"greedy": {"data": "toy/test"}, "held": {"data": "toy/test", "samples": 2, "temperature": 1.0}}
     prompts = PROBLEMS * max(len(agents), 2)
     return {
@@ -48,6 +55,7 @@ def params(agents: Sequence[str], *, steps: int = 2, recipe: str = "hacpo", benc
         "batch": {"prompts": prompts, "minibatch_prompts": prompts},
         "optimizer": {"learning_rate": 3.0e-4},
         "evaluation": {"every": 1, "benchmarks": measured if benchmarks else {}},
+        "verification": {"reward": "rewards:score"} if graded else {},
     }
 
 
@@ -60,9 +68,17 @@ class Run:
     """A synthetic run below a project folder, written table by table."""
 
     def __init__(
-        self, root: Path, settings: Mapping[str, Any], *, text: str = "1+1=2", reward: Reward = default_reward
+        self,
+        root: Path,
+        settings: Mapping[str, Any],
+        *,
+        text: str = "1+1=2",
+        reward: Reward = default_reward,
+        finish_reason: str = "stop",
+        held_out: Callable[[int, int], float] = lambda step, problem: float(problem < step),
     ) -> None:
         self.root, self.text, self.reward = root, text, reward
+        self.finish_reason, self.held_out = finish_reason, held_out
         self.folder = root / "pipelines" / "toy"
         self.folder.mkdir(parents=True)
         with (self.folder / "params.yaml").open("w") as stream:
@@ -125,7 +141,12 @@ class Run:
             rollouts = [
                 row
                 | {"step": step, "agent": agent, "prompt_token_ids": [1], "token_ids": [2, 3], "text": self.text}
-                | {"finish_reason": "stop", "sampler_logprobs": [-0.1] * 2, "logprobs": [-0.1] * 2, "policy": "x"}
+                | {
+                    "finish_reason": self.finish_reason,
+                    "sampler_logprobs": [-0.1] * 2,
+                    "logprobs": [-0.1] * 2,
+                    "policy": "x",
+                }
                 for row in own
             ]
             self.write(self.layout.rollouts(step, agent), schema.ROLLOUTS, rollouts, step=step, agent=agent)
@@ -196,11 +217,16 @@ class Run:
         self.write(self.layout.trace(step, agent), schema.TRACE, rows, step=step, agent=agent)
 
     def evaluate(self, step: int) -> Run:
-        # Four problems, two samples each; one more problem is solved per step: 0/4, 1/4, 2/4...
+        # Four problems, two samples each; by default one more problem is solved per step: 0/4, 1/4, 2/4...
         for agent in self.agents:
             rows = [
                 {"benchmark": name, "problem_id": f"p{problem}", "sample": sample, "text": self.text, "token_count": 2}
-                | {"finish_reason": "stop", "reward": float(problem < step), "verdict": "correct", "extracted": "2"}
+                | {
+                    "finish_reason": "stop",
+                    "reward": self.held_out(step, problem),
+                    "verdict": "correct",
+                    "extracted": "2",
+                }
                 for name, benchmark in self.settings.evaluation.benchmarks.items()
                 for problem in range(4)
                 for sample in range(benchmark.samples)
@@ -321,7 +347,9 @@ def test_metrics_and_curves(toy: Run) -> None:
         "2,0.5000,0.5000,0.5000,0.5000\n"
     )
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert metrics["held"] == metrics["greedy"] == {"ada": 0.5, "bo": 0.5, "(mean)": 0.5, "(gain)": 0.5}
+    assert (
+        metrics["held"] == metrics["greedy"] == {**{"ada": 0.5, "bo": 0.5, "(mean)": 0.5, "(gain)": 0.5, "(best)": 0.5}}
+    )
     # Two steps of two agents, 4 rollouts of 2 tokens each. 3 evaluations, 2 generates, 2 updates of 2 agents and 2
     # advantages, 2 seconds each.
     seconds = 2.0 * (6 + 4 + 4 + 2)
@@ -459,8 +487,201 @@ def test_an_unfinished_step_shows_what_there_is(toy: Run) -> None:
 
 def test_rewards_need_not_be_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = Run(tmp_path, params(["ada", "bo"]), reward=lambda step, agent, problem, sample: -2.5 + step).complete()
+    run = Run(
+        tmp_path, params(["ada"], graded=True), reward=lambda step, agent, problem, sample: -2.5 + step
+    ).complete()
     assert "−1.5" in page_of(run).text
+
+
+# --- graded rewards --------------------------------------------------------------------------------------------------
+
+
+def graded_reward(step: int, agent: str, problem: int, sample: int) -> float:
+    """Step 1: ada 0.5 and 0.25, bo 0 and 0.25; step 2: both a half more, up to 1."""
+    return (0.5 if agent == "ada" else 0.0) * (sample == 0) + 0.25 * (sample == 1) + 0.5 * (step == 2)
+
+
+@pytest.fixture
+def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A complete run whose rewards and held-out results are grades."""
+    monkeypatch.chdir(tmp_path)
+    settings = params(["ada", "bo"], graded=True)
+    return Run(tmp_path, settings, reward=graded_reward, held_out=lambda step, problem: 0.1 + 0.2 * step).complete()
+
+
+def test_a_graded_run_never_speaks_of_accuracy_or_correct_answers(graded: Run) -> None:
+    page = page_of(graded)
+    shown = page.text.partition("Skip to the results")[2]
+    before, _, after = shown.partition("All settings (")  # whose meanings speak of both kinds of reward
+    text = before + after.partition("What training was for.")[2]
+    others = text.replace("It corrects for", "").replace("loss.sampler_correction", "").replace("no correction for", "")
+    assert re.findall(r".{0,30}(?:accura|correct|success|solved).{0,30}", others, re.IGNORECASE) == []
+    assert "Mean reward on problems never trained on" in text
+    assert "Held-out mean reward, held, after step 2" not in text  # the leading benchmark is the first
+    assert "Held-out mean reward, greedy, after step 2, against step 0" in text
+    assert "held, mean reward (sampled at temperature 1)" in text
+    assert "capability and mean reward of each step" in text
+    # 0.1 + 0.2 * 2 = 0.5: a number and no percentage, on the card and in the table.
+    assert "0.5000from 0.1000, +0.4000" in text
+    assert "50.0\u00a0%from" not in text
+    html = (graded.layout.report / "index.html").read_text()
+    assert "Held-out mean reward, plus or minus one standard error" in html
+    words = json.loads(page.scripts["reader-index"])["filters"]
+    assert not re.search(r"correct|success|solved", json.dumps([label for _, label in words]))
+
+
+def test_a_graded_answer_is_coloured_by_its_reward(graded: Run) -> None:
+    page = page_of(graded)
+    index = json.loads(page.scripts["reader-index"])
+    assert (index["graded"], index["rewards"]) == (True, [0.0, 1.0])
+    # Rewards 0, 0.25, 0.5, 0.75, 1: five bins. Step 1, ada: 0.5 and 0.25 for each of two problems.
+    grades = graded.measurements().grades
+    assert grades.names == ("0", "0.25", "0.5", "0.75", "1")
+    assert grades.counts["ada"] == [{}, {1: 2}, {1: 2}, {2: 2}, {2: 2}]
+    assert grades.counts["bo"] == [{1: 2}, {1: 2}, {2: 2}, {2: 2}, {}]
+    html = (graded.layout.report / "index.html").read_text()
+    verdicts = html[html.index('id="verdicts"') : html.index('id="pool"')]
+    assert "Rewards of the answers" in verdicts
+    assert [f'class="bar c-grade-{place}"' in verdicts for place in range(5)] == [True] * 5
+    assert "c-verdict-wrong" not in verdicts
+    assert not json.loads(page_of_math(graded.root).scripts["reader-index"])["graded"]
+
+
+def page_of_math(root: Path) -> Page:
+    (root / "math").mkdir()
+    return page_of(Run(root / "math", params(["ada", "bo"])).complete())
+
+
+def test_many_grades_fall_into_equal_parts_of_their_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def reward(step: int, agent: str, problem: int, sample: int) -> float:
+        return -1.0 + (4 * (step - 1) + 2 * problem + sample) * 0.5  # -1, -0.5, ..., 2.5
+
+    grades = Run(tmp_path, params(["ada"], graded=True), reward=reward).complete().measurements().grades
+    # Eight rewards from -1 to 2.5: five parts of 0.7, of which the last holds its upper end.
+    assert (grades.low, grades.high) == (-1.0, 2.5)
+    assert grades.names[0] == "−1 to −0.3"
+    # -1, -0.5 | 0 | 0.5, 1 | 1.5 | 2, 2.5: edges -0.3, 0.4, 1.1, 1.8.
+    assert grades.counts["ada"] == [{1: 2}, {1: 1}, {1: 1, 2: 1}, {2: 1}, {2: 2}]
+
+
+# --- what is cut off, and what has fallen ----------------------------------------------------------------------------
+
+
+def test_cut_off_answers_are_counted_by_their_finish_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the reward function calls them correct and wrong, never `truncated`
+    run = Run(tmp_path, params(["ada", "bo"], graded=True), finish_reason="length").complete()
+    check = next(one for one in checks.checks(run.measurements(), run.settings) if "length limit" in one.question)
+    assert (check.answer, check.fine) == ("answers cut off: 100.0\u00a0%", False)
+    page = page_of(run)
+    problems = json.loads(page.scripts["reader-index"])["steps"][0]["problems"]
+    assert all("trouble" in problem["flags"] for problem in problems)
+    assert "cut off by the length limit" in page.text
+
+
+def fallen(step: int, problem: int) -> float:
+    """Held-out results of four problems: 0 of 4, 4 of 4, 1 of 4."""
+    return float(problem < (0, 4, 1)[step])
+
+
+def test_a_result_that_has_fallen_is_no_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Run(tmp_path, params(["ada", "bo"]), held_out=fallen).complete()
+    found = run.measurements()
+    # Best minus last: 0, 1, 1, 1: mean 3/4, error sqrt((3 * 1/16 + 9/16) / 3 / 4) = 1/4; 3/4 > 2 * 1/4.
+    assert found.fall["ada", "greedy"] == Estimate(0.75, 0.25, 4)
+    card = held_out.headline(found, run.settings)
+    assert "from 0\u00a0%, best 100.0\u00a0% at step 1, " in card
+    assert '<p class="big">25.0\u00a0%</p>' in card
+    assert '<strong class="fell">−75.0 points</strong>' in card
+    assert "+25.0" not in card
+    check = next(one for one in checks.checks(found, run.settings) if one.figure == "held_out")
+    assert not check.fine
+    assert "has fallen since its best: ada, greedy, from 100.0\u00a0% at step 1 to 25.0\u00a0% at step 2" in str(
+        check.answer
+    )
+    metrics = json.loads((run.report() / "metrics.json").read_text())
+    assert metrics["greedy"] == {"ada": 0.25, "bo": 0.25, "(mean)": 0.25, "(gain)": 0.25, "(best)": 1.0}
+
+
+def test_a_fall_that_chance_explains_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Run(tmp_path, params(["ada"]), held_out=lambda step, problem: float(problem < (0, 3, 2)[step])).complete()
+    found = run.measurements()
+    # Best minus last: 0, 0, 1, 0: mean 1/4, error sqrt((3 * 1/16 + 9/16) / 3 / 4) = 1/4; 1/4 < 2 * 1/4.
+    assert found.fall["ada", "greedy"] == Estimate(0.25, 0.25, 4)
+    assert checks.checks(found, run.settings)[0].fine
+    card = held_out.headline(found, run.settings)
+    assert "+50.0 points" in card
+    assert "best 75.0\u00a0% at step 1" in card
+
+
+def test_steps_that_taught_nothing_are_counted(toy: Run) -> None:
+    for step, live in ((1, 0.0), (2, 2.0)):
+        toy.metrics("advantage", step, "all", **{"ada.live_groups": live, "bo.live_groups": 2.0})
+    found = {check.question: check for check in checks.checks(toy.measurements(), toy.settings)}
+    check = found["Does every step have something to teach?"]
+    assert (check.answer, check.fine) == ("steps in which all rewards were equal, worst learner: 1 of 2", False)
+
+
+# --- axes and colours ------------------------------------------------------------------------------------------------
+
+
+def axis(html: str, figure: str) -> list[str]:
+    """The labels of a figure's vertical axes."""
+    part = html[html.index(f'id="{figure}"') :]
+    return re.findall(r'<span class="y"[^>]*>([^<]*)</span>', part[: part.index("</figure>")])
+
+
+def test_no_accuracy_axis_leaves_0_to_100_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = Run(tmp_path, params(["ada"]), reward=lambda *_: 0.0, held_out=lambda *_: 0.0).complete()
+    html = (nothing.report() / "index.html").read_text()
+    assert set(axis(html, "held_out")) == set(axis(html, "reward")) == {"0%", "50%", "100%"}
+    # One of four right: .25 with an error of .25; the band ends at 0, and so does the axis.
+    assert scales.share_scale([-0.05, 0.02, 0.07]).low == 0.0
+    assert scales.share_scale([0.97, 1.0, 1.04]).high == 1.0
+    assert (scales.share_scale([0.0]).low, scales.share_scale([0.0]).high) == (0.0, 1.0)
+    assert scales.share_scale([1.0]).high == 1.0
+    assert (scales.linear_scale([0.0, 0.0]).low, scales.linear_scale([0.0, 0.0]).high) == (0.0, 1.0)
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of `#rrggbb` (WCAG 2.2)."""
+    channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_everything_drawn_stands_out_from_its_ground() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)  # (1 + .05) / (0 + .05)
+    css = files("hacpo.report").joinpath("report.css").read_text()
+    pair = r"light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)"
+    named = {name: colors for name, *colors in re.findall(rf"--([\w-]+): {pair}", css)}
+    drawn = {name: colors for name, *colors in re.findall(rf"\.c-([\w-]+) \{{ --c: {pair}", css)}
+    drawn |= {name: colors for name, colors in named.items() if name.startswith("agent-")}
+    assert {"below", "above", "grade-0", "grade-4", "stage-generate", "agent-7"} <= drawn.keys()
+    assert {f"verdict-{name}" for name in figures.VERDICTS} - {"verdict-correct"} <= drawn.keys()
+    low = {
+        (name, theme, ground): round(contrast(colors[theme], named[ground][theme]), 2)
+        for name, colors in drawn.items()
+        for theme in (0, 1)
+        for ground in ("card", "paper")
+        if contrast(colors[theme], named[ground][theme]) < 3
+    }
+    assert low == {}
+
+
+def test_the_state_of_a_check_has_room_for_its_words() -> None:
+    css = files("hacpo.report").joinpath("report.css").read_text()
+    (columns,) = re.findall(r"^\.check \{[^}]*grid-template-columns: ([^;]*);", css, re.MULTILINE)
+    assert "max-content" in columns.rpartition(" minmax(0, 1fr)")[0]  # as wide as `no data yet` in any font
 
 
 # --- the browser of answers ------------------------------------------------------------------------------------------
@@ -480,9 +701,8 @@ def test_flags(toy: Run) -> None:
 def test_other_flags() -> None:
     def problem(*groups: list[tuple[float, str]]) -> browser.Row:
         entry = {"is_self": True, "effective_advantage": -0.1, "clipped": True}
-        return {
-            "agents": [[{"reward": r, "verdict": v, "learners": [entry, None]} for r, v in group] for group in groups]
-        }
+        response = {"learners": [entry, None], "finish_reason": "stop"}
+        return {"agents": [[{"reward": r, "verdict": v} | response for r, v in group] for group in groups]}
 
     assert browser.flags(problem([(0.0, "wrong")], [(0.0, "timeout")])) == ["unsolved", "no_signal", "trouble"]
     assert browser.flags(problem([(1.0, "correct"), (0.0, "wrong")])) == ["punished"]
@@ -491,7 +711,8 @@ def test_other_flags() -> None:
 def test_a_punished_answer_is_one_that_no_other_beats() -> None:
     def problem(*rewards: float, worth: Sequence[float], shared: bool = True) -> browser.Row:
         responses = [
-            {"reward": reward, "verdict": "correct", "learners": [{"effective_advantage": w}, None]}
+            {"reward": reward, "verdict": "correct", "finish_reason": "stop"}
+            | {"learners": [{"effective_advantage": w}, None]}
             for reward, w in zip(rewards, worth, strict=True)
         ]
         if not shared:  # the best answer belongs to an agent that this learner does not learn from
@@ -584,8 +805,10 @@ def test_every_figure_and_recipe_has_its_words() -> None:
     assert words["figures"].keys() == figures.FIGURES.keys()
     assert words["recipes"].keys() == RECIPES.keys()
     for caption in words["figures"].values():
+        graded = caption.pop("graded", {})
         assert caption.keys() == {"title", "what", "read", "healthy", "absent"}
-        assert all(caption.values())
+        assert graded.keys() <= caption.keys()
+        assert all([*caption.values(), *graded.values()])
 
 
 def test_numbers_are_written_for_readers() -> None:

@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from conftest import Cli, environment
+from conftest import PARAMS, Cli, environment, train
 from hacpo import schema
 from hacpo.inspect.plain import harmless
 from hacpo.inspect.reading import StepReader, learners_of
@@ -202,6 +202,44 @@ def test_the_list_to_choose_from(cli: Cli, there: Path) -> None:
         (row,) = [row for row in text.splitlines() if line["problem_id"] in row]
         assert all(f"{right}/{all_of}" in row for right, all_of in line["correct"].values())
         assert ("live" if line["live"]["ada"] else "uniform") in row
+
+
+def test_graded_responses_are_shown_by_their_rewards(cli: Cli, project: Path) -> None:
+    params = f"{PARAMS}verification: {{reward: 'rewards:score'}}\n"
+    (project / RUN / "params.yaml").write_text(params)
+    (project / "rewards.py").write_text("def score(problem, response, finish_reason):\n    return len(response) / 64\n")
+    train(cli, "small", AGENTS)
+    rewards: dict[tuple[str, str], list[float]] = {}
+    for agent in AGENTS:
+        for row in table("verdicts", 1, agent=agent):
+            rewards.setdefault((row["problem_id"], agent), []).append(row["reward"])
+    text = cli("show", RUN, "--step", 1).out
+    assert text.startswith("small, step 1: mean reward of each agent")
+    for line in tree(cli, "--step", 1)["problems"]:
+        means = {agent: sum(group) / 4 for agent in AGENTS if (group := rewards[line["problem_id"], agent])}
+        assert line["mean_reward"] == pytest.approx(means)
+        assert line["correct"] == {}
+        (row,) = [row for row in text.splitlines() if line["problem_id"] in row]
+        assert all(f"{mean:.3f}" in row for mean in means.values())
+    problem = problem_ids(1)[0]
+    said = cli("show", RUN, "--step", 1, "--problem", problem).out
+    assert "correct" not in said  # every reward is above 0, and the best is not twice the worst
+    assert f"reward {rewards[problem, 'ada'][0]:g}" in said
+    shown = read_side_by_side(StepReader(Pipeline.open(RUN), 1), problem, list(AGENTS))
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    print_side_by_side(console, shown)
+    mean = sum(rewards[problem, "ada"]) / 4
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"mean reward {mean:.3f}" in drawn
+    assert "correct" not in drawn
+    # The lowest reward of the problem is red, the highest green.
+    every = [reward for agent in AGENTS for reward in rewards[problem, agent]]
+    assert f"\x1b[1;31mreward {min(every):g}\x1b[0m" in drawn
+    assert f"\x1b[1;32mreward {max(every):g}\x1b[0m" in drawn
+    asked = cli("what-if", RUN, "--step", 1, "--set", "algorithm.capability.metric=positive_rate").out
+    assert re.search(r"capability of ada  mean reward 0\.\d+ → 1", asked)
+    assert "punished best" in asked
+    assert "correct" not in asked
 
 
 def test_unknown_names_are_one_line(cli: Cli, there: Path) -> None:

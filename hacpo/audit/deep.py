@@ -72,6 +72,9 @@ class _Silent:
     def finished(self, stage: str, summary: str) -> None:
         """See `ProgressSink`."""
 
+    def remark(self, text: str) -> None:
+        """See `ProgressSink`."""
+
 
 class DeepAudit:
     """Repeats a run step by step; a context manager that removes its scratch folder.

@@ -19,6 +19,7 @@ from hacpo.export.adapter import AdapterFacts
 from hacpo.export.folder import CARD
 from hacpo.export.results import Choice, Curves
 from hacpo.layout import Layout
+from hacpo.measure import measure
 from hacpo.metrics import Estimate
 from hacpo.model_source import read_started_from
 from hacpo.report.facts import AgentFacts, ProblemSet, SettingRow, agent_facts, problem_sets, setting_rows
@@ -297,7 +298,8 @@ def _results(facts: CardFacts) -> str:
         problems = next((f"{one.problems:,}" for one in curve.values()), "")
         cells.append([what, problems, protocol, _estimate(curve.get(0)), _estimate(curve.get(step))])
     lines.append(_table(["benchmark", "problems", "responses per problem", "step 0", f"step {step}"], cells))
-    lines.append("Mean reward, or the metric beside the benchmark's name, ± its standard error over problems.\n")
+    word = measure(facts.settings.verification).capitalize()
+    lines.append(f"{word}, or the metric beside the benchmark's name, ± its standard error over problems.\n")
     return "\n".join(lines)
 
 

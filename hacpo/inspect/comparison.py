@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hacpo.advantage_table import best_responses
 from hacpo.inspect.recompute import Flags, Floats, Numbers, Updates
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -40,8 +41,9 @@ class Comparison:
         differing: column -> rows in which it differs; only columns that differ.
         flips: `+ to -` -> responses whose effective advantage does so; only those that occur.
         spreads: quantity -> quantiles.
-        shares: `live`, `guarded`, `punished_correct` (of correct responses in live groups: with a negative effective
-            advantage), `clipped` (of rows of the trace whose flag is known on both sides).
+        shares: `live`, `guarded`, `punished_correct` (of the best responses of live groups, with rewards of 0 and 1
+            the correct ones: with a negative effective advantage), `clipped` (of rows of the trace whose flag is known
+            on both sides).
         unknown: rows of the trace whose clipping cannot be known.
     """
 
@@ -224,8 +226,9 @@ def _mean(flags: Flags) -> float | None:
 
 
 def _punished(numbers: Numbers, rows: NDArray[np.int64]) -> float | None:
-    correct = rows[~numbers.uniform[rows] & (numbers.reward[rows] > 0.5)]
-    return _mean(_sign(numbers.effective_advantage[correct]) < 0)
+    problem = np.array(["/".join(name.split("/")[2:-1]) for name in numbers.rollout_id])
+    best = rows[(~numbers.uniform & best_responses(problem, numbers.reward))[rows]]
+    return _mean(_sign(numbers.effective_advantage[best]) < 0)
 
 
 def _sign(values: Floats) -> NDArray[np.int64]:

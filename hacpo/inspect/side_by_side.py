@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow.compute as pc
 
 from hacpo import schema
+from hacpo.advantage_table import best_responses
 from hacpo.errors import SettingsError
 from hacpo.inspect.reading import Missing, Row, StepReader, rows_where
+from hacpo.measure import measure
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class SideBySide:
     """One problem of a step.
 
     Attributes:
+        measure: what a mean of rewards is called (`hacpo.measure`).
         agents: every agent, in the order of params.yaml.
         learners: those whose numbers are shown.
         capability: agent -> its smoothed capability in this step; empty if it is not there yet.
@@ -87,6 +92,7 @@ class SideBySide:
     problem_id: str
     problem: str
     answer: str
+    measure: str
     agents: tuple[str, ...]
     learners: tuple[str, ...]
     capability: dict[str, float]
@@ -103,10 +109,12 @@ class ProblemLine:
     """One problem of a step, to choose from.
 
     Attributes:
-        correct: agent -> responses rewarded above 0.5, and all; absent where not verified yet.
+        correct: agent -> correct responses, and all; absent where not verified yet, and with a reward function.
+        mean_reward: agent -> mean reward of its responses; absent where not verified yet.
         live: learner -> whether its group carries a signal; absent where there are no advantages yet.
         guarded: learners for whom a baseline was guarded.
-        punished: correct responses with a negative effective advantage, added up over learners.
+        punished: responses that no other one to the problem beats (with the math verifier the correct ones), of those
+            that a learner learns from, with a negative effective advantage; added up over learners.
     """
 
     position: int
@@ -114,6 +122,7 @@ class ProblemLine:
     problem: str
     answer: str
     correct: dict[str, tuple[int, int]]
+    mean_reward: dict[str, float]
     live: dict[str, bool]
     guarded: tuple[str, ...]
     punished: int
@@ -155,6 +164,7 @@ def read_side_by_side(reader: StepReader, problem_id: str, learners: Sequence[st
         problem_id=problem_id,
         problem=problem["problem"],
         answer=problem["answer"],
+        measure=measure(reader.pipeline.settings.verification),
         agents=tuple(agents),
         learners=tuple(learners),
         capability={row["agent"]: row[column] for row in rows_where(capability, "agent", None)},
@@ -226,20 +236,20 @@ def _uses(reader: StepReader, learner: str, problem_id: str) -> dict[str, Use]:
 
 
 def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLine]:
-    """Every problem of the step with its accuracy per agent and whether its group carries a signal.
+    """Every problem of the step with what each agent earned and whether its group carries a signal.
 
     Raises:
         MissingInputError, ArtifactError: as `read_side_by_side`.
     """
     layout, step = reader.pipeline.layout, reader.step
     problems = reader.problems()
-    correct: dict[str, dict[str, tuple[int, int]]] = {row["problem_id"]: {} for row in problems}
+    rewards: dict[str, dict[str, list[float]]] = {row["problem_id"]: {} for row in problems}
     for agent in reader.pipeline.settings.agents:
         path = layout.verdicts(step, agent)
         table = reader.optional(schema.VERDICTS, path, "verify", ["rollout_id", "problem_id", "reward"], agent=agent)
         for row in rows_where(table, "problem_id", None):
-            right, all_of = correct[row["problem_id"]].get(agent, (0, 0))
-            correct[row["problem_id"]][agent] = (right + (row["reward"] > 0.5), all_of + 1)
+            rewards[row["problem_id"]].setdefault(agent, []).append(row["reward"])
+    is_math = reader.pipeline.settings.verification.is_math
     live: dict[str, dict[str, bool]] = {row["problem_id"]: {} for row in problems}
     guarded: dict[str, list[str]] = {row["problem_id"]: [] for row in problems}
     punished = dict.fromkeys(live, 0)
@@ -251,25 +261,41 @@ def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLi
             ["rollout_id", "problem_id", "reward", "effective_advantage", "uniform", "guarded"],
             learner=learner,
         )
+        groups: dict[str, list[Row]] = {}
         for row in rows_where(table, "problem_id", None):
-            problem_id = row["problem_id"]
-            live[problem_id][learner] = not row["uniform"]
-            if row["guarded"] and learner not in guarded[problem_id]:
+            groups.setdefault(row["problem_id"], []).append(row)
+        for problem_id, rows in groups.items():
+            live[problem_id][learner] = not rows[0]["uniform"]
+            if any(row["guarded"] for row in rows):
                 guarded[problem_id].append(learner)
-            punished[problem_id] += row["reward"] > 0.5 and row["effective_advantage"] < 0
+            punished[problem_id] += _punished(rows)
     return [
         ProblemLine(
             position=row["position"],
             problem_id=row["problem_id"],
             problem=row["problem"],
             answer=row["answer"],
-            correct=correct[row["problem_id"]],
+            correct={
+                agent: (sum(reward == 1 for reward in values), len(values))
+                for agent, values in rewards[row["problem_id"]].items()
+                if is_math
+            },
+            mean_reward={
+                agent: math.fsum(values) / len(values) for agent, values in rewards[row["problem_id"]].items()
+            },
             live=live[row["problem_id"]],
             guarded=tuple(guarded[row["problem_id"]]),
             punished=punished[row["problem_id"]],
         )
         for row in problems
     ]
+
+
+def _punished(rows: Sequence[Row]) -> int:
+    """How many of a learner's responses to one problem are as good as its best, and pushed down all the same."""
+    best = best_responses(np.zeros(len(rows)), np.array([row["reward"] for row in rows], dtype=np.float64))
+    pushed = np.array([not row["uniform"] and row["effective_advantage"] < 0 for row in rows])
+    return int((best & pushed).sum())
 
 
 def _chosen(reader: StepReader, problem_id: str) -> Row:

@@ -27,7 +27,7 @@ def print_side_by_side(console: Console, shown: SideBySide) -> None:
         _print_lines(console, [harmless(title), *_question(shown), Text()])
         _print_lines(console, [line for row in _group_rows(shown) for line in packed(row, None)])
         for response in shown.responses:
-            first, *rest = _lines(response, None)
+            first, *rest = _lines(shown, response, None)
             head = harmless(f"{response.agent} sample {response.sample}: ").append_text(first)
             _print_lines(console, [Text(), head, *rest])
         print_missing(console, shown.missing)
@@ -49,9 +49,15 @@ def print_side_by_side(console: Console, shown: SideBySide) -> None:
 
 
 def print_problems(
-    console: Console, title: str, lines: Sequence[ProblemLine], agents: Sequence[str], learners: Sequence[str]
+    console: Console,
+    title: str,
+    lines: Sequence[ProblemLine],
+    agents: Sequence[str],
+    learners: Sequence[str],
 ) -> None:
-    """The step's problems, one a line."""
+    """The step's problems, one a line; below each agent's name its correct responses, with a reward function their mean
+    reward."""
+    earned = [value for line in lines for value in line.mean_reward.values()]
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,
@@ -70,7 +76,7 @@ def print_problems(
         table.add_row(
             str(line.position),
             harmless(line.problem_id),
-            *[_share(line.correct.get(agent)) for agent in agents],
+            *[_earned(line, agent, earned) for agent in agents],
             _group(line, learners),
             harmless(excerpt(line.answer, 24)),
             harmless(excerpt(line.problem, 120)),
@@ -135,7 +141,7 @@ def _columns(shown: SideBySide, agents: Sequence[str], width: int) -> Renderable
     for number_of_row in range(max((len(responses) for responses in groups), default=0)):
         table.add_row(
             *[
-                Group(*_lines(responses[number_of_row], width)) if number_of_row < len(responses) else ""
+                Group(*_lines(shown, responses[number_of_row], width)) if number_of_row < len(responses) else ""
                 for responses in groups
             ]
         )
@@ -146,18 +152,32 @@ def _heading(shown: SideBySide, agent: str, responses: Sequence[Response]) -> li
     rewards = [response.reward for response in responses if response.reward is not None]
     pieces = [harmless(agent, "bold cyan")]
     if rewards:
-        pieces.append(Text(f"{sum(reward > 0.5 for reward in rewards)} of {len(rewards)} correct", style="not bold"))
+        earned = f"{sum(reward == 1 for reward in rewards)} of {len(rewards)} correct"
+        if shown.measure != "accuracy":
+            earned = f"{shown.measure} {sum(rewards) / len(rewards):.3f}"
+        pieces.append(Text(earned, style="not bold"))
     if agent in shown.capability:
         pieces.append(Text(f"capability {shown.capability[agent]:.3f}", style="not bold dim"))
     return pieces
 
 
-def _lines(response: Response, width: int | None) -> list[Text]:
+def _judged(shown: SideBySide, response: Response) -> list[Text]:
+    """Verdict and reward. A function's `correct` and `wrong` say no more than whether a reward is above 0: there the
+    reward has the colour, by its place among those of the problem."""
+    verdict = Text(response.verdict or "not verified", style=_VERDICT_STYLES.get(response.verdict or "", "yellow"))
+    if response.reward is None:
+        return [verdict]
+    if shown.measure == "accuracy":
+        return [verdict, Text(f"reward {response.reward:g}")]
+    rewards = [one.reward for one in shown.responses if one.reward is not None]
+    reward = Text(f"reward {response.reward:g}", style=f"bold {_shade(response.reward, rewards)}")
+    return [reward] if response.verdict in _VERDICT_STYLES else [reward, verdict]
+
+
+def _lines(shown: SideBySide, response: Response, width: int | None) -> list[Text]:
     """One response: what was made of it, its text, then a line or two for each learner."""
     head = [Text(f"#{response.sample}", style="dim")] if width else []
-    head.append(Text(response.verdict or "not verified", style=_VERDICT_STYLES.get(response.verdict or "", "yellow")))
-    if response.reward is not None:
-        head.append(Text(f"reward {response.reward:g}"))
+    head += _judged(shown, response)
     if response.extracted is not None:
         head.append(Text("extracted ").append_text(harmless(response.extracted, "bold")))
     head.append(Text(response.finish_reason, style="" if response.finish_reason == "stop" else "yellow"))
@@ -198,11 +218,19 @@ def _terms(terms: Terms) -> list[Text]:
     return [*pieces, Text(f"weight {number(terms.is_weight)}"), Text(f"objective {signed(terms.objective)}")]
 
 
-def _share(counts: tuple[int, int] | None) -> Text:
-    if counts is None:
+def _earned(line: ProblemLine, agent: str, all_of_step: Sequence[float]) -> Text:
+    if agent not in line.mean_reward:
         return Text("-", style="dim")
-    right, all_of = counts
+    if agent not in line.correct:
+        return Text(f"{line.mean_reward[agent]:.3f}", style=_shade(line.mean_reward[agent], all_of_step))
+    right, all_of = line.correct[agent]
     return Text(f"{right}/{all_of}", style="green" if right == all_of else "red" if right == 0 else "")
+
+
+def _shade(value: float, others: Sequence[float]) -> str:
+    """The colour of a reward by its place between the lowest and the highest of `others`: red, yellow, green thirds."""
+    low, high = min(others), max(others)
+    return ("red", "yellow", "green")[min(int(3 * (value - low) / (high - low)), 2)] if high > low else ""
 
 
 def _group(line: ProblemLine, learners: Sequence[str]) -> Text:

@@ -13,6 +13,7 @@ from hacpo.inspect.comparison import QUANTILES, Change, Comparison, Spread, Valu
 from hacpo.inspect.plain import excerpt, harmless, number, packed, signed
 from hacpo.inspect.recompute import WhatIf
 from hacpo.inspect.side_by_side_view import print_missing
+from hacpo.measure import measure
 
 DRIFT = (
     "Log-probabilities are the run's own: those of updates after the first are of a model that had learned under the "
@@ -30,6 +31,8 @@ _LEFT_OUT = (0.05, 0.95)
 """Quantiles that a narrower terminal does not show."""
 
 _SHARES = {"live": "live", "guarded": "guarded", "punished_correct": "punished correct", "clipped": "clipped"}
+_GRADED_SHARES = _SHARES | {"punished_correct": "punished best"}
+"""With a reward function no response is correct; some are the best."""
 
 
 def print_what_if(
@@ -61,7 +64,8 @@ def print_what_if(
         for part in parts:
             _print_summary(console, part)
         if any(part.differing for part in parts):
-            _print_shares(console, parts)
+            is_math = question.as_run.verification.is_math
+            _print_shares(console, parts, _SHARES if is_math else _GRADED_SHARES)
             _print_spreads(console, parts)
         _print_changes(console, changed[learner], texts)
     console.print()
@@ -81,9 +85,12 @@ def _later_updates(result: WhatIf) -> bool:
 def _print_capability(console: Console, result: WhatIf) -> None:
     for agent, (was, now) in capability_differences(*result.capability).items():
         line = Text("  capability of ").append_text(harmless(agent))
-        for key in ("accuracy", "capability"):
+        settings = result.question.as_run
+        positive = settings.algorithm.capability.metric == "positive_rate"
+        word = "positive rate" if positive else measure(settings.verification)
+        for key, name in (("accuracy", word), ("capability", "capability")):
             if was[key] != now[key]:
-                line.append(f"  {key} {number(float(str(was[key])))} → {number(float(str(now[key])))}")
+                line.append(f"  {name} {number(float(str(was[key])))} → {number(float(str(now[key])))}")
         if was["window"] != now["window"]:
             line.append(f"  window of {_length(was)} steps → {_length(now)}")
         console.print(line, soft_wrap=True)
@@ -122,12 +129,12 @@ def _table(console: Console) -> Table:
     return Table(box=box_or_none, padding=(0, 0, 0, gap), pad_edge=False, show_edge=False)
 
 
-def _print_shares(console: Console, parts: Sequence[Comparison]) -> None:
+def _print_shares(console: Console, parts: Sequence[Comparison], names: Mapping[str, str]) -> None:
     table = _table(console)
     table.add_column("  share of responses", no_wrap=True)
     for part in parts:
         table.add_column(part.kind, justify="right", no_wrap=True)
-    for key, name in _SHARES.items():
+    for key, name in names.items():
         pairs = [part.shares.get(key, (None, None)) for part in parts]
         if any(pair != (None, None) for pair in pairs):
             table.add_row(f"  {name}", *[_pair(pair) for pair in pairs])

@@ -41,6 +41,9 @@ class LineProgress:
     def finished(self, stage: str, summary: str) -> None:
         """The stage that started this process says it."""
 
+    def remark(self, text: str) -> None:
+        """The same."""
+
 
 def launch(
     launcher: LauncherSettings, arguments: Sequence[str], progress: ProgressSink, title: str, threads: int | None

@@ -26,6 +26,9 @@ class ProgressSink(Protocol):
     def finished(self, stage: str, summary: str) -> None:
         """The stage is complete."""
 
+    def remark(self, text: str) -> None:
+        """A line that the user should not miss."""
+
 
 class ConsoleProgress:
     """A bar on standard error where that is a terminal, and one closing line on standard output."""
@@ -65,6 +68,10 @@ class ConsoleProgress:
     def finished(self, stage: str, summary: str) -> None:
         """Print the closing line."""
         print(f"{stage}: {summary}", file=sys.stdout, flush=True)
+
+    def remark(self, text: str) -> None:
+        """Print it below the closing line."""
+        print(text, file=sys.stdout, flush=True)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -10,9 +11,12 @@ from rich.table import Table
 
 from hacpo import settings as settings_of
 from hacpo.evaluations import estimate, read_values
+from hacpo.measure import described
 from hacpo.metrics import Series
+from hacpo.pipeline import lessons
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import checkpoints_there, mebibytes, ranges, read_record
+from hacpo.retention import best_step
 
 
 def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[str, str, Path]]:
@@ -161,34 +165,43 @@ def print_status(pipeline: Pipeline) -> None:
 
 
 def print_outcome(pipeline: Pipeline) -> None:
-    """Held-out accuracy of every agent at the start and at the latest evaluation, and where the report is."""
+    """Held-out results of every agent at the start, at the best and at the latest evaluation, which steps taught an
+    agent nothing, and where the report is."""
     console = Console()
     settings = pipeline.settings
     for series in settings.evaluation.series:
         table = Table(box=None, padding=(0, 2), title=None)
-        benchmark = settings.evaluation.benchmarks.get(series.name)  # of a headline
-        table.add_column(series.title if benchmark is None else f"{series.title} ({benchmark.drawn})")
-        for name in ("start", "now", "change", "step"):
+        table.add_column("")
+        for name in ("start", "now", "change", "step", "best", "step"):
             table.add_column(name, justify="right")
-        columns: list[tuple[float, float]] = []
+        curves: list[dict[int, float]] = []
         for agent in settings.agents:
-            curve = accuracies(pipeline, series.name, agent)
-            if not curve or curve[0][0] != 0:
+            curve = dict(accuracies(pipeline, series.name, agent))
+            if not curve or 0 not in curve:
                 continue
             if len(curve) == 1:
-                table.add_row(agent, f"{curve[0][1]:.3f}", "-", "-", "not evaluated since")
+                table.add_row(agent, f"{curve[0]:.3f}", "-", "-", "not evaluated since")
                 continue
-            columns.append((curve[0][1], curve[-1][1]))
-            table.add_row(agent, *_change(*columns[-1]), str(curve[-1][0]))
-        if len(columns) == len(settings.agents) > 1:
-            mean = [sum(values) / len(values) for values in zip(*columns, strict=True)]
-            table.add_row("mean", *_change(*mean), "", style="bold")
+            curves.append(curve)
+            table.add_row(agent, *_course(curve))
+        if len(curves) == len(settings.agents) > 1:
+            common = sorted(set.intersection(*(set(curve) for curve in curves)))
+            means = {step: sum(curve[step] for curve in curves) / len(curves) for step in common}
+            if len(means) > 1:
+                table.add_row("mean", *_course(means), style="bold")
         if table.row_count:
+            console.print(described(series, settings), style="bold", highlight=False, soft_wrap=True, markup=False)
             console.print(table)
+    for line in lessons.summary(pipeline):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     report = pipeline.layout.report / "index.html"
     if report.is_file():
         console.print(f"report: {report}", highlight=False, soft_wrap=True)
 
 
-def _change(start: float, now: float) -> tuple[str, str, str]:
-    return f"{start:.3f}", f"{now:.3f}", f"{now - start:+.3f}"
+def _course(curve: Mapping[int, float]) -> tuple[str, ...]:
+    """Start, latest result, their difference and its step, best result and its step; the earliest of equal ones."""
+    last, best = max(curve), best_step(curve)
+    start, now = curve[min(curve)], curve[last]
+    peak = ("-", "-") if best is None else (f"{curve[best]:.3f}", str(best))
+    return f"{start:.3f}", f"{now:.3f}", f"{now - start:+.3f}", str(last), *peak

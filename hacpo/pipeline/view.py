@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,6 +17,7 @@ from rich.text import Text
 
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.status import result
+from hacpo.retention import best_step
 
 _QUIET_SECONDS = 15.0
 """Without a terminal, slow stages say how far they are this often."""
@@ -44,7 +45,7 @@ class RunView:
         self._step_ran = False
         self._working: dict[str, tuple[int, int, dict[str, float]]] = {}
         self._reward: dict[str, float] = {}
-        self._heldout: dict[str, list[float]] = {agent: [] for agent in self._agents}
+        self._held_out: dict[str, dict[int, float]] = {agent: {} for agent in self._agents}
         self._speed: dict[str, float] = {}
         self._said = time.monotonic()
         self.restored = 0
@@ -101,7 +102,7 @@ class RunView:
                     leading = self._pipeline.settings.evaluation.leading
                     found = None if leading is None else result(self._pipeline, leading, step, agent)
                     if found is not None:
-                        self._heldout[agent] = [*self._heldout[agent][:1], found]
+                        self._held_out[agent][step] = found
                 if stage == "generate" and metrics.get("seconds"):
                     self._speed[agent] = metrics.get("tokens", 0) / metrics["seconds"]
 
@@ -120,6 +121,10 @@ class RunView:
         self._working.pop(stage, None)
         if stage.startswith(("prepare", "warmup", "report")):
             self._console.print(f"{stage}: {summary}", highlight=False)
+
+    def remark(self, text: str) -> None:
+        """See `ProgressSink`."""
+        self._console.print(Text(text, style="yellow"), soft_wrap=True)
 
     # --- drawing
     # -------------------------------------------------------------------------------------------------------
@@ -152,7 +157,7 @@ class RunView:
 
     def _line(self, agent: str) -> str:
         reward = f"{self._reward[agent]:.3f}" if agent in self._reward else "  -  "
-        return f"{agent}: reward {reward} held out {_arrow(self._heldout[agent])}"
+        return f"{agent}: mean reward {reward}, held out {_course(self._held_out[agent])}"
 
     def _remaining(self) -> str:
         if not self._step_seconds:
@@ -170,7 +175,7 @@ class RunView:
             f"   {self._stage}   {self._elapsed():.0f} s, {self._remaining()}",
         )
         table = Table(box=None, padding=(0, 2), show_edge=False)
-        for name in ("agent", "reward", "held out", "tokens/s", "", ""):
+        for name in ("agent", "mean reward", "held out", "tokens/s", "", ""):
             table.add_column(name, justify="left")
         for agent in self._agents:
             now = next((state for title, state in self._working.items() if title.endswith(f" {agent}")), None)
@@ -183,7 +188,7 @@ class RunView:
             table.add_row(
                 agent,
                 f"{self._reward[agent]:.3f}" if agent in self._reward else "",
-                _arrow(self._heldout[agent]),
+                _course(self._held_out[agent]),
                 f"{self._speed[agent]:,.0f}" if agent in self._speed else "",
                 bar,
                 text,
@@ -193,5 +198,13 @@ class RunView:
         return Group(head, overall, table)
 
 
-def _arrow(values: Sequence[float]) -> str:
-    return " -> ".join(f"{value:.3f}" for value in values) if values else "-"
+def _course(results: Mapping[int, float]) -> str:
+    """The first and the latest of an agent's evaluations, and the best where it is neither, with their steps."""
+    if not results:
+        return "-"
+    first, last = min(results), max(results)
+    if first == last:
+        return f"{results[first]:.3f} (step {first})"
+    best = best_step(results)
+    also = f", best {results[best]:.3f} (step {best})" if best is not None and results[best] > results[last] else ""
+    return f"{results[first]:.3f} -> {results[last]:.3f} (step {last}){also}"

@@ -36,6 +36,9 @@ class _Sender:
     def finished(self, stage: str, summary: str) -> None:
         self._connection.send(("finished", (stage, summary)))
 
+    def remark(self, text: str) -> None:
+        self._connection.send(("remark", (text,)))
+
 
 def _serve(connection: Connection, entry: str) -> None:
     die_with_parent()
@@ -152,4 +155,6 @@ class Workers:
             self._progress.report(*content)
         elif kind == "finished":
             self._progress.finished(*content)
+        elif kind == "remark":
+            self._progress.remark(*content)
         return "done" if kind == "done" else "working"

@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page, a small metrics file and the accuracy curves.
+"""The report of a run: one self-contained HTML page, a small metrics file and the held-out curves.
 
 | module | what it does |
 |---|---|

@@ -16,7 +16,7 @@ import polars as pl
 
 from hacpo import schema
 from hacpo.advantage import UNIFORM_TOLERANCE
-from hacpo.config import ReportSettings
+from hacpo.config import ReportSettings, VerificationSettings
 from hacpo.layout import Layout
 from hacpo.report.collect import gather
 
@@ -54,6 +54,14 @@ FILTERS = {
 }
 """Flags of a problem, and what the page calls them."""
 
+_GRADED_FILTERS = {
+    "disagree": "agents disagree (mean rewards at least 0.5 apart)",
+    "partner_only": "one agent never earned more than 0, another did",
+    "unsolved": "nobody earned more than 0",
+    "punished": "one of the best answers was pushed down",
+}
+"""What it calls them where a function grades the answers."""
+
 _LEAST_CHARACTERS = 80
 
 
@@ -74,6 +82,11 @@ class Embedded:
     steps_there: int
     problems_there: int
     shortened: bool
+
+
+def filters(verification: VerificationSettings) -> dict[str, str]:
+    """`FILTERS` in the words that fit the rewards."""
+    return FILTERS if verification.is_math else FILTERS | _GRADED_FILTERS
 
 
 def script_json(value: object) -> str:
@@ -188,7 +201,9 @@ def flags(problem: Row) -> list[str]:
             entry.get("clipped") and not entry.get("is_self", True) and entry.get("effective_advantage")
             for entry in used
         ),
-        "trouble": any(r["verdict"] not in ("correct", "wrong", None) for r in responses),
+        "trouble": any(
+            r["verdict"] not in ("correct", "wrong", None) or r["finish_reason"] == "length" for r in responses
+        ),
     }
     return [name for name in FILTERS if holds[name]]
 

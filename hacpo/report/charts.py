@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from hacpo.report.scales import Format, Scale, linear_scale, spread, step_ticks
+from hacpo.report.scales import PERCENT, Format, Scale, linear_scale, share_scale, spread, step_ticks
 
 HEIGHT = 180
 """Of the plot, in CSS pixels; all vertical coordinates are pixels."""
@@ -73,11 +73,12 @@ def line_chart(
 
     Args:
         title: what the chart shows, for those who cannot see it.
-        scale: the vertical axis; by default a linear one that holds all values.
+        scale: the vertical axis; by default a linear one that holds all values, for shares within 0 and 1.
     """
     lines = [line for line in lines if line.values]
     steps = thinned(sorted({step for line in lines for step in line.values}))
-    scale = scale or linear_scale([value for line in lines for value in extent(line)])
+    reached = [value for line in lines for value in extent(line)]
+    scale = scale or (share_scale(reached) if form is PERCENT else linear_scale(reached))
     width = max(last_step, 1)
     shapes = _grid(scale)
     for line in lines:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hacpo.config import Settings
-from hacpo.report.collect import Measurements
+from hacpo.measure import is_share
+from hacpo.report.collect import GAVE_UP, Curve, Measurements
 from hacpo.report.scales import number, percent
 
 
@@ -30,7 +31,9 @@ class Check:
 
 def checks(found: Measurements, settings: Settings) -> list[Check]:
     """All questions that apply to this run."""
+    best_answers = "correct answers" if settings.verification.is_math else "best answers"
     result = [
+        _fallen(found, settings),
         _at_most(
             "Do sampler and trainer agree on log-probabilities?",
             _worst(found.metric("generate", agent, "sampler_difference_mean").values() for agent in found.agents),
@@ -48,17 +51,18 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
             "at most half",
             "groups",
         ),
+        _steps_without_signal(found),
         _at_most(
-            "Are correct answers spared?",
+            f"Are {'correct' if settings.verification.is_math else 'the best'} answers spared?",
             _mean_of(found, "punished_correct"),
             0.01,
-            "correct answers pushed down, worst learner: {}",
+            f"{best_answers} pushed down, worst learner: {{}}",
             "at most 1 %",
             "groups",
         ),
         _at_most(
             "Does the verifier cope with every answer?",
-            _verdict_share(found, ("timeout", "error")),
+            _share_of(found.verdicts, GAVE_UP),
             0.0,
             "timeouts and errors: {}",
             "none",
@@ -66,7 +70,8 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
         ),
         _at_most(
             "Do answers fit into the length limit?",
-            _verdict_share(found, ("truncated",)),
+            # Not the verdict `truncated`: a reward function may give others to what was cut off.
+            _share_of(found.finish_reasons, ("length",)),
             0.1,
             "answers cut off: {}",
             "at most 10 %",
@@ -103,6 +108,18 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
     return result
 
 
+def _steps_without_signal(found: Measurements) -> Check:
+    """How many steps had no problem with unequal rewards for a learner; the learner with the most."""
+    question, rule = "Does every step have something to teach?", "none"
+    curves = {agent: found.metric("advantage", "all", f"{agent}.live_groups") for agent in found.agents}
+    silent = {agent: sum(live == 0 for live in curve.values()) for agent, curve in curves.items() if curve}
+    if not silent:
+        return Check(question, None, True, rule, "groups")
+    agent = max(silent, key=lambda name: silent[name])
+    answer = f"steps in which all rewards were equal, worst learner: {silent[agent]} of {len(curves[agent])}"
+    return Check(question, answer, not silent[agent], rule, "groups")
+
+
 def _at_most(
     question: str, value: float | None, limit: float, answer: str, rule: str, figure: str, *, exact: bool = False
 ) -> Check:
@@ -126,15 +143,33 @@ def _mean_of(found: Measurements, key: str) -> float | None:
     return max((sum(curve) / len(curve) for curve in curves if curve), default=None)
 
 
-def _verdict_share(found: Measurements, names: tuple[str, ...]) -> float | None:
+def _share_of(counted: Mapping[str, Mapping[str, Curve]], names: tuple[str, ...]) -> float | None:
+    """Of agent -> name -> step -> count: the share that has one of the names."""
     counts = [
-        (name, count)
-        for verdicts in found.verdicts.values()
-        for name, curve in verdicts.items()
-        for count in curve.values()
+        (name, count) for by_name in counted.values() for name, curve in by_name.items() for count in curve.values()
     ]
     total = sum(count for _, count in counts)
     return sum(count for name, count in counts if name in names) / total if total else None
+
+
+def _fallen(found: Measurements, settings: Settings) -> Check:
+    """Whether a held-out result has fallen since its best evaluation; the one that fell most is named."""
+    question, rule = "Is the latest model the best one?", "at most two standard errors below its best"
+    series = {one.name: one for one in settings.evaluation.series}
+    several = [key for key, curve in found.accuracy.items() if len(curve) > 1]
+    if not several:
+        return Check(question, None, True, rule, "held_out")
+    fallen = [key for key in several if found.has_fallen(*key)]
+    if not fallen:
+        return Check(question, "no held-out result has fallen since its best", True, rule, "held_out")
+    agent, name = max(fallen, key=lambda key: found.fall[key].mean)
+    curve, best, last = found.accuracy[agent, name], found.best(agent, name), max(found.accuracy[agent, name])
+    shown = percent if is_share(series[name], settings.verification) else number
+    answer = (
+        f"has fallen since its best: {agent}, {series[name].title}, from {shown(curve[best].mean)} at step {best} to "
+        f"{shown(curve[last].mean)} at step {last}"
+    )
+    return Check(question, answer, False, rule, "held_out")
 
 
 def _silenced(found: Measurements, kind: str) -> float | None:

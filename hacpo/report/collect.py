@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hacpo.errors import ArtifactError
 from hacpo.evaluations import change, estimate, read_values
 from hacpo.layout import Layout
 from hacpo.metrics import Estimate, Series
+from hacpo.retention import best_step
 
 Curve = dict[int, float]
 """Step -> value."""
@@ -35,6 +37,15 @@ STAGES = (
 """Stages that leave metrics, in the order in which they run."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+GAVE_UP = ("timeout", "error")
+"""Verdicts on answers that could not be judged; their reward of 0 says nothing."""
+
+_MOST_GRADES = 5
+"""Rewards that are told apart; the page has as many colours for them."""
+
+_NO_FALL = 1e-9
+"""Means of the same rewards, added up in another order, differ in their last bits."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,22 @@ class PoolCount:
     learner_tokens: int
 
 
+@dataclass(frozen=True)
+class Grades:
+    """How often each agent's answers earned which reward, over the whole run.
+
+    Attributes:
+        low, high: the smallest and the largest reward of an answer that could be judged.
+        names: of the bins, from the lowest: single rewards where there are few, else equal parts of the range.
+        counts: agent -> for every bin step -> answers; those that could not be judged (timeout, error) are in none.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    names: tuple[str, ...] = ()
+    counts: dict[str, list[Curve]] = field(default_factory=dict)
+
+
 @dataclass
 class Measurements:
     """Everything that the page draws. Keys are (agent, ...); an agent or step without data has no entry."""
@@ -86,9 +113,14 @@ class Measurements:
     """(agent, name of a series) -> step -> held-out result."""
     change: dict[tuple[str, str], Estimate] = field(default_factory=dict)
     """(agent, name of a series) -> last minus first evaluation, paired by problem."""
+    fall: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    """(agent, name of a series) -> best minus last evaluation, paired by problem; absent where the last is the best."""
     reward: dict[str, Curve] = field(default_factory=dict)
     verdicts: dict[str, dict[str, Curve]] = field(default_factory=dict)
     """agent -> verdict -> step -> count."""
+    finish_reasons: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    """agent -> finish reason of its training answers -> step -> count."""
+    grades: Grades = field(default_factory=Grades)
     batch_accuracy: dict[str, Curve] = field(default_factory=dict)
     """P_t of the capability table."""
     capability: dict[str, Curve] = field(default_factory=dict)
@@ -126,6 +158,18 @@ class Measurements:
             if found == stage and name == agent and key in values
         }
 
+    def best(self, agent: str, name: str) -> int:
+        """The step of the best evaluation of an evaluated series: the latest if no other is better, else the earliest
+        of equally good ones."""
+        curve = self.accuracy[agent, name]
+        best = best_step({step: one.mean for step, one in curve.items()})
+        return max(curve) if best is None or (agent, name) not in self.fall else best
+
+    def has_fallen(self, agent: str, name: str) -> bool:
+        """Whether the latest evaluation is below the best by more than twice the standard error of their difference."""
+        fall = self.fall.get((agent, name))
+        return fall is not None and fall.mean > 2 * (fall.error or 0.0)
+
     def total(self, stage: str, agent: str, key: str) -> float:
         """The same number added up over all steps; 0 if there is none."""
         return sum(self.metric(stage, agent, key).values())
@@ -144,6 +188,7 @@ def collect(layout: Layout, run: str, agents: Sequence[str], steps: int, series:
     numbers = range(steps + 1)
     found.metrics = _read_metrics(layout, agents, numbers)
     _read_evaluations(found, layout, run, numbers, series)
+    _read_finish_reasons(found, layout, run, numbers)
     _read_verdicts(found, layout, run, numbers)
     _read_capability(found, layout, run, numbers)
     _read_advantages(found, layout, run, numbers)
@@ -212,6 +257,17 @@ def _read_evaluations(
             difference = change(one, there[min(curve)], there[max(curve)])
             if difference is not None and len(curve) > 1:
                 found.change[agent, one.name] = difference
+            best = best_step({step: result.mean for step, result in curve.items()})
+            fall = None if best is None else change(one, there[max(curve)], there[best])
+            if fall is not None and fall.mean > _NO_FALL:
+                found.fall[agent, one.name] = fall
+
+
+def _read_finish_reasons(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
+    places = [(step, agent, layout.rollouts(step, agent)) for step, agent in _each(found, numbers)]
+    table = gather(run, schema.ROLLOUTS, places, ["finish_reason"]).group_by("at", "by", "finish_reason").len()
+    for step, agent, reason, count in table.sort("at", "by").iter_rows():
+        found.finish_reasons.setdefault(agent, {}).setdefault(reason, {})[step] = count
 
 
 def _read_verdicts(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
@@ -222,6 +278,33 @@ def _read_verdicts(found: Measurements, layout: Layout, run: str, numbers: Itera
         found.reward.setdefault(agent, {})[step] = reward
     for step, agent, verdict, count in table.group_by("at", "by", "verdict").len().sort("at", "by").iter_rows():
         found.verdicts.setdefault(agent, {}).setdefault(verdict, {})[step] = count
+    found.grades = _grades(table.filter(~pl.col("verdict").is_in(GAVE_UP)))
+
+
+def _grades(judged: pl.DataFrame) -> Grades:
+    """The rewards of judged answers in bins; `judged` has `at`, `by` and `reward`."""
+    values = judged["reward"].cast(pl.Float64).unique().sort().to_list()
+    if not values:
+        return Grades()
+    low, high = values[0], values[-1]
+    if len(values) <= _MOST_GRADES:
+        names = [_minus(f"{value:.4g}") for value in values]
+        place = (
+            pl.col("reward").cast(pl.Float64).replace_strict(values, list(range(len(values))), return_dtype=pl.Int64)
+        )
+    else:
+        width = (high - low) / _MOST_GRADES
+        edges = [low + width * index for index in range(_MOST_GRADES)] + [high]
+        names = [_minus(f"{start:.3g} to {end:.3g}") for start, end in pairwise(edges)]
+        place = ((pl.col("reward").cast(pl.Float64) - low) / width).floor().cast(pl.Int64).clip(0, _MOST_GRADES - 1)
+    counts: dict[str, list[Curve]] = {}
+    for step, agent, grade, count in judged.group_by("at", "by", place.alias("grade")).len().sort("at").iter_rows():
+        counts.setdefault(agent, [{} for _ in names])[grade][step] = count
+    return Grades(low, high, tuple(names), counts)
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _read_capability(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:

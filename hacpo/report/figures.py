@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hacpo.config import Settings
+from hacpo.measure import described, is_share, measure, measured
 from hacpo.metrics import AVERAGE
 from hacpo.report.charts import Bars, Line, Rule, bar_chart, extent, line_chart
-from hacpo.report.collect import Curve, Measurements
+from hacpo.report.collect import GAVE_UP, Curve, Measurements
 from hacpo.report.panels import (
-    ANSWER_SHARES,
     GROUP_SHARES,
     Panel,
     Rows,
     agent_lines,
+    answer_shares,
     color_of,
     from_zero,
     panel,
@@ -22,22 +23,23 @@ from hacpo.report.panels import (
 from hacpo.report.ratio_figures import cross_ratio, own_ratio
 from hacpo.report.scales import COUNT, NUMBER, PERCENT, POWER, SECONDS, linear_scale, log_scale
 
-VERDICTS = ("correct", "wrong", "no_answer", "truncated", "timeout", "error")
+VERDICTS = ("correct", "wrong", "no_answer", "truncated", *GAVE_UP)
 
 
-def accuracy(found: Measurements, settings: Settings) -> Rows:
-    """Held-out accuracy: the average, and one panel per benchmark, with one line per agent, and their mean."""
+def held_out(found: Measurements, settings: Settings) -> Rows:
+    """Held-out results: the average, and one panel per benchmark, with one line per agent, and their mean."""
     panels = []
     benchmarks = settings.evaluation.benchmarks
     shown = [series for series in settings.evaluation.series if series.name in (AVERAGE, *benchmarks)]
     for series in sorted(shown, key=lambda series: series.name != AVERAGE):
         name, lines, rules, means = series.name, [], [], []
+        share = is_share(series, settings.verification)
         for agent in found.agents:
             estimates = found.accuracy.get((agent, name))
             if not estimates:
                 continue
             values = {step: estimate.mean for step, estimate in estimates.items()}
-            band = {step: estimate.interval for step, estimate in estimates.items()}
+            band = {step: _within(estimate.interval, share) for step, estimate in estimates.items()}
             lines.append(Line(agent, color_of(found, agent), values, band, dots=True))
             rules.append(Rule(values[min(values)], "", color_of(found, agent)))
             means.append(values)
@@ -45,22 +47,21 @@ def accuracy(found: Measurements, settings: Settings) -> Rows:
             lines.append(Line("mean", "c-ink", _mean(means), dashed=True))
         if not lines:
             continue
-        drawn = "" if name == AVERAGE else f" ({benchmarks[name].drawn})"
         chart = line_chart(
             lines,
-            title=f"{series.title}: held-out accuracy of every agent by step",
+            title=f"{series.title}: held-out {measured(series, settings.verification)} of every agent by step",
             last_step=found.last_step,
-            form=reward_format(lines),
+            form=PERCENT if share else NUMBER,
             rules=rules,
         )
-        panels.append(Panel(f"{series.title}{drawn}", chart))
+        panels.append(Panel(described(series, settings), chart))
     return [panels]
 
 
-def reward(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+def reward(found: Measurements, settings: Settings) -> Rows:
     """Mean training reward of every agent."""
     lines = agent_lines(found, found.reward)
-    return [panel("", lines, found, "mean training reward by step", reward_format(lines))]
+    return [panel("", lines, found, "mean training reward by step", reward_format(settings.verification))]
 
 
 def rollouts(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
@@ -100,8 +101,10 @@ def time(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     ]
 
 
-def capability(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
-    """Accuracy and capability per agent, and omega per learner."""
+def capability(found: Measurements, settings: Settings) -> Rows:
+    """Each step's result (P_t) and capability per agent, and omega per learner."""
+    result = _step_result(settings)
+    form = PERCENT if result == _POSITIVE else reward_format(settings.verification)
     lines = [
         line
         for agent in found.agents
@@ -117,7 +120,7 @@ def capability(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
         )
     ]
     described = "capability of every agent by step"
-    first = panel("capability and accuracy of each step", lines, found, described, reward_format(lines))
+    first = panel(f"capability and {result} of each step", lines, found, described, form)
     panels: list[Panel] = []
     omegas = {
         learner: [
@@ -142,7 +145,7 @@ def capability(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     return [first, panels]
 
 
-def estimate(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+def estimate(found: Measurements, settings: Settings) -> Rows:
     """omega with its interval, one panel per learner, and what the estimates behind it are off by."""
     panels: list[Panel] = []
     for learner in found.agents:
@@ -170,7 +173,7 @@ def estimate(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     errors = []
     first = "the first answers to each problem minus all of them"
     for key, title, difference in (
-        ("accuracy_error", "error of a step's accuracy", first),
+        ("accuracy_error", f"error of a step's {_step_result(settings)}", first),
         ("capability_error", "error of capability", first),
         ("oracle_error", "capability minus the oracle's", "the window's estimate minus what the oracle says"),
     ):
@@ -180,10 +183,10 @@ def estimate(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     return [panels, errors]
 
 
-def groups(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+def groups(found: Measurements, settings: Settings) -> Rows:
     """Shares of the advantage stage's metrics, one panel each: first those of problems, then those of answers."""
     panels = []
-    for of, shares in (("problems", GROUP_SHARES), ("best answers", ANSWER_SHARES)):
+    for of, shares in (("problems", GROUP_SHARES), ("best answers", answer_shares(settings.verification))):
         for key, title in shares.items():
             curves = {agent: found.metric("advantage", "all", f"{agent}.{key}") for agent in found.agents}
             lines = agent_lines(found, curves)
@@ -222,20 +225,45 @@ def optimizer(found: Measurements, settings: Settings) -> Rows:
     ]
 
 
-def verdicts(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
-    """Shares of verdicts, one panel per agent."""
+def verdicts(found: Measurements, settings: Settings) -> Rows:
+    """What the answers earned, one panel per agent: shares of verdicts, or of rewards where a function grades. Then how
+    many the length limit cut off, whatever they earned."""
     panels = []
-    for agent, counts in found.verdicts.items():
-        names = [name for name in VERDICTS if name in counts] + sorted(counts.keys() - set(VERDICTS))
-        parts = [
-            Bars(name, color_of(found, agent) if name == "correct" else f"c-verdict-{name}", counts[name])
-            for name in names
-        ]
-        chart = bar_chart(
-            parts, title=f"verdicts on {agent}'s answers by step", last_step=found.last_step, form=COUNT, shares=True
-        )
+    for agent in found.verdicts:
+        parts = _verdict_parts(found, agent) if settings.verification.is_math else _grade_parts(found, agent)
+        what = "verdicts on" if settings.verification.is_math else "rewards of"
+        described = f"{what} {agent}'s answers by step"
+        chart = bar_chart(parts, title=described, last_step=found.last_step, form=COUNT, shares=True)
         panels.append(Panel(agent, chart, color_of(found, agent)))
-    return [panels]
+    lines = agent_lines(found, {agent: _cut_off(reasons) for agent, reasons in found.finish_reasons.items()})
+    scale = linear_scale([0.05, *(value for line in lines for value in line.values.values())], low=0.0)
+    return [panels, panel("cut off by the length limit", lines, found, "share of answers cut off", PERCENT, scale)]
+
+
+def _verdict_parts(found: Measurements, agent: str) -> list[Bars]:
+    counts = found.verdicts[agent]
+    names = [name for name in VERDICTS if name in counts] + sorted(counts.keys() - set(VERDICTS))
+    colors = {"correct": color_of(found, agent)}
+    return [Bars(name, colors.get(name, f"c-verdict-{name}"), counts[name]) for name in names]
+
+
+def _grade_parts(found: Measurements, agent: str) -> list[Bars]:
+    """The rewards from the lowest to the highest, in colours that say how high, and what could not be judged."""
+    names = found.grades.names
+    colors = [f"c-grade-{round(4 * place / (len(names) - 1)) if len(names) > 1 else 2}" for place in range(len(names))]
+    counts = found.grades.counts.get(agent, [{} for _ in names])
+    graded = [Bars(name, color, curve) for name, color, curve in zip(names, colors, counts, strict=True)]
+    return graded + [
+        Bars(name, f"c-verdict-{name}", found.verdicts[agent][name])
+        for name in GAVE_UP
+        if name in found.verdicts[agent]
+    ]
+
+
+def _cut_off(reasons: Mapping[str, Curve]) -> Curve:
+    """Step -> share of answers that the length limit cut off."""
+    total = _summed(reasons.values())
+    return {step: reasons.get("length", {}).get(step, 0.0) / count for step, count in total.items()}
 
 
 def pool(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
@@ -257,7 +285,7 @@ def pool(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
 
 
 FIGURES: dict[str, Callable[[Measurements, Settings], Rows]] = {
-    "accuracy": accuracy,
+    "held_out": held_out,
     "reward": reward,
     "rollouts": rollouts,
     "time": time,
@@ -274,7 +302,22 @@ FIGURES: dict[str, Callable[[Measurements, Settings], Rows]] = {
 """Every figure of the page by its name in `captions.toml` and in `template.html`."""
 
 
+_POSITIVE = "share of positive rewards"
+
+
+def _step_result(settings: Settings) -> str:
+    """What P_t is called."""
+    positive = settings.algorithm.capability.metric == "positive_rate"
+    return _POSITIVE if positive else measure(settings.verification)
+
+
 # --- pieces ----------------------------------------------------------------------------------------------------------
+
+
+def _within(interval: tuple[float, float], share: bool) -> tuple[float, float]:
+    """An interval around a share ends at 0 and 1."""
+    low, high = interval
+    return (max(low, 0.0), min(high, 1.0)) if share else interval
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:

@@ -12,8 +12,9 @@ from string import Template
 from typing import Any
 
 from hacpo.config import AgentSampling, Settings
+from hacpo.measure import measure
 from hacpo.report import held_out, tables
-from hacpo.report.browser import FILTERS, LEARNER_FIELDS, RESPONSE_FIELDS, Embedded, script_json
+from hacpo.report.browser import LEARNER_FIELDS, RESPONSE_FIELDS, Embedded, filters, script_json
 from hacpo.report.collect import Measurements
 from hacpo.report.facts import AgentFacts, ProblemSet, setting_rows
 from hacpo.report.figures import FIGURES
@@ -36,8 +37,9 @@ def render(
     script = _resource("report.js")
     rows = setting_rows(settings)
     recipe = settings.algorithm.recipe
+    graded = not settings.verification.is_math
     figures = {
-        f"figure_{name}": figure(name, draw(found, settings), captions["figures"][name])
+        f"figure_{name}": figure(name, draw(found, settings), caption_of(captions["figures"][name], graded))
         for name, draw in FIGURES.items()
     }
     return Template(_resource("template.html")).substitute(
@@ -50,6 +52,9 @@ def render(
         badge=_badge(found, settings),
         fact_line=_fact_line(found),
         story=_story(settings),
+        measure=measure(settings.verification),
+        measure_heading=measure(settings.verification).capitalize(),
+        reward_meaning=captions["reward"]["graded" if graded else "plain"],
         recipe=escape(recipe),
         recipe_sentence=captions["recipes"].get(recipe, ""),
         recipe_changes=tables.changed_settings(rows),
@@ -64,11 +69,16 @@ def render(
         benchmarks=held_out.benchmarks(found, settings),
         cost=tables.cost(found),
         times=tables.times(found),
-        shares=tables.shares(found),
+        shares=tables.shares(found, settings),
         pool=tables.pool(found),
         browser_note=_browser_note(run, settings, embedded),
         payloads=_payloads(found, settings, embedded),
     )
+
+
+def caption_of(caption: Mapping[str, Any], graded: bool) -> Mapping[str, str]:
+    """A figure's words; `graded` ones in place of those that speak of right and wrong answers."""
+    return {**caption, **(caption.get("graded", {}) if graded else {})}
 
 
 def figure(name: str, rows: Rows, caption: Mapping[str, str]) -> str:
@@ -120,14 +130,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _lead(found: Measurements, settings: Settings) -> str:
-    names = _listed(found.agents)
+    names, judged = _listed(found.agents), "checked" if settings.verification.is_math else "rewarded"
     if len(found.agents) == 1:
-        return f"One language model, {names}, learned from checked answers of its own."
+        return f"One language model, {names}, learned from {judged} answers of its own."
     shared = settings.algorithm.rollouts.share
     how = (
-        "learned from their own and from each other's checked answers"
+        f"learned from their own and from each other's {judged} answers"
         if shared
-        else "each learned from its own checked answers"
+        else f"each learned from its own {judged} answers"
     )
     number = _WORDS.get(len(found.agents), count(len(found.agents)))
     return f"{number} language models, {names}, {how}."
@@ -158,11 +168,14 @@ def _story(settings: Settings) -> str:
     learner = "every agent" if several else "it"
     temperature = _of_each(settings, lambda sampling: f"{sampling.temperature:g}")
     most = _of_each(settings, lambda sampling: count(sampling.max_new_tokens))
+    judge = "A program compares each answer with the reference and rewards it"
+    if not settings.verification.is_math:
+        judge = f"The function <code>{escape(settings.verification.reward)}</code> rewards each answer"
     return (
         f"In each of {count(settings.steps)} steps {who} {count(prompts)} problems, {count(group)} times each "
         f"({count(answers)} answers{' per agent' if several else ''}, at temperature {temperature}, "
-        f"at most {most} tokens). A program compares each answer with the reference "
-        f"and rewards it; then {learner} learns from {count(pool)} answers in {_many(updates, 'update')}."
+        f"at most {most} tokens). {judge}; then {learner} learns from {count(pool)} answers in "
+        f"{_many(updates, 'update')}."
     )
 
 
@@ -205,9 +218,11 @@ def _browser_note(run: str, settings: Settings, embedded: Embedded) -> str:
 def _payloads(found: Measurements, settings: Settings, embedded: Embedded) -> str:
     index: dict[str, Any] = {
         "agents": [{"name": agent, "color": color_of(found, agent)} for agent in found.agents],
-        "filters": list(FILTERS.items()),
+        "filters": list(filters(settings.verification).items()),
+        "graded": not settings.verification.is_math,
         "learnerFields": LEARNER_FIELDS,
         "responseFields": RESPONSE_FIELDS,
+        "rewards": [found.grades.low, found.grades.high],
         "shared": settings.algorithm.rollouts.share,
         "steps": embedded.index,
     }

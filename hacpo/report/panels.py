@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hacpo.config import VerificationSettings
 from hacpo.report.charts import Line, Rule, extent, line_chart
 from hacpo.report.collect import Curve, Measurements
 from hacpo.report.scales import NUMBER, PERCENT, Format, Scale, linear_scale
@@ -63,10 +64,16 @@ def agent_lines(found: Measurements, curves: Mapping[str, Curve]) -> list[Line]:
     return [Line(agent, color_of(found, agent), curves[agent]) for agent in found.agents if curves.get(agent)]
 
 
-def reward_format(lines: Sequence[Line]) -> Format:
-    """Percent where every value lies between 0 and 1."""
-    values = [value for line in lines for value in line.values.values()]
-    return PERCENT if all(0 <= value <= 1 for value in values) else NUMBER
+def reward_format(verification: VerificationSettings) -> Format:
+    """Of mean rewards: percent where they are accuracies."""
+    return PERCENT if verification.is_math else NUMBER
+
+
+def answer_shares(verification: VerificationSettings) -> dict[str, str]:
+    """`ANSWER_SHARES` as the page calls them: with a reward function no answer is correct, some are the best."""
+    if verification.is_math:
+        return ANSWER_SHARES
+    return {key: title.replace("punished correct", "punished best") for key, title in ANSWER_SHARES.items()}
 
 
 def from_zero(lines: Sequence[Line]) -> Scale:

@@ -232,7 +232,28 @@ class Reader {
   }
 
   rate(value) {
-    return value >= 0 && value <= 1 ? Math.round(100 * value) + " %" : plain(value);
+    return this.index.graded ? plain(value) : Math.round(100 * value) + " %";
+  }
+
+  /** A reward in a colour between those of the run's lowest and highest. */
+  grade(value) {
+    const [low, high] = this.index.rewards;
+    const share = high > low ? Math.min(Math.max((value - low) / (high - low), 0), 1) : 0.5;
+    const text = make("span", "verdict grade", "reward " + value);
+    text.style.color = `color-mix(in oklab, var(--fine) ${(100 * share).toFixed(1)}%, var(--bad))`;
+    return text;
+  }
+
+  /** What the verifier said. A function's `correct` and `wrong` say no more than that a reward is above 0 or not. */
+  judged(verdict, reward) {
+    if (verdict === null) return [make("span", "verdict", "not judged yet")];
+    if (this.index.graded) {
+      const words = [this.grade(reward)];
+      if (!["correct", "wrong"].includes(verdict)) words.push(make("span", "verdict", verdict));
+      return words;
+    }
+    const word = make("span", "verdict " + (["correct", "wrong"].includes(verdict) ? verdict : ""), verdict);
+    return [word, make("span", "", "reward " + reward)];
   }
 
   draw(article, problem, entry) {
@@ -261,9 +282,8 @@ class Reader {
     const meta = make("div", "meta");
     meta.append(make("span", "", "#" + value("sample")));
     const verdict = value("verdict");
-    meta.append(make("span", "verdict " + (["correct", "wrong"].includes(verdict) ? verdict : ""), verdict || "not judged yet"));
-    if (value("reward") !== null) meta.append(make("span", "", "reward " + value("reward")));
-    if (verdict) {
+    meta.append(...this.judged(verdict, value("reward")));
+    if (verdict && !this.index.graded) {
       const answer = make("span", "", value("extracted") === null ? "no answer found" : "answer ");
       if (value("extracted") !== null) answer.append(make("code", "", value("extracted")));
       meta.append(answer);

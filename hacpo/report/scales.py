@@ -122,13 +122,15 @@ class Scale:
 
 
 def linear_scale(values: Iterable[float], *, low: float | None = None, high: float | None = None) -> Scale:
-    """A range that holds all finite values, widened to half a tick; `low` and `high` fix an end."""
+    """A range that holds all finite values, widened to half a tick; `low` and `high` fix an end. From 0 to 1 where
+    every value is 0."""
     finite = [value for value in values if math.isfinite(value)]
     bottom = low if low is not None else min(finite, default=0.0)
     top = high if high is not None else max(finite, default=1.0)
     if top - bottom <= 1e-12 * max(abs(top), abs(bottom), 1e-9):
         spare = max(abs(top) * 0.1, 1e-6) if top else 1.0
-        bottom, top = (bottom - spare if low is None else bottom), (top + spare if high is None else bottom + spare)
+        below = spare if top and low is None else 0.0
+        bottom, top = bottom - below, (top + spare if high is None else bottom + spare)
     step = nice_step(top - bottom, 4)
     half = step / 2
     if low is None:
@@ -138,6 +140,14 @@ def linear_scale(values: Iterable[float], *, low: float | None = None, high: flo
     start = math.ceil(bottom / step - 1e-9)
     ticks = [index * step for index in range(start, math.floor(top / step + 1e-9) + 1)]
     return Scale(bottom, top, tuple(0.0 if abs(tick) < step * 1e-6 else tick for tick in ticks))
+
+
+def share_scale(values: Iterable[float]) -> Scale:
+    """A linear range for shares: within 0 and 1, however far the error bands reach."""
+    inside = [min(max(value, 0.0), 1.0) for value in values if math.isfinite(value)]
+    if inside and max(inside) == min(inside) > 0:
+        inside += [0.9 * inside[0], min(1.1 * inside[0], 1.0)]
+    return linear_scale(inside)
 
 
 def log_scale(values: Iterable[float], *, decades: bool = False) -> Scale:

@@ -18,8 +18,9 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
     Returns:
         Few and short keys, because `dvc metrics show` makes a column of each: name of a series (a benchmark for its
         headline, `<benchmark>.<metric>` for others, `average`) -> result of every agent at the latest evaluation, their
-        `(mean)`, and its `(gain)` since the first (both where every agent was evaluated); `steps` trained; rollouts,
-        sampled tokens and seconds added up over agents; `side_rollouts` where there are side samples for capability.
+        `(mean)`, its `(gain)` since the first, and the `(best)` mean of an evaluation that all agents have (these where
+        every agent was evaluated); `steps` trained; rollouts, sampled tokens and seconds added up over agents;
+        `side_rollouts` where there are side samples for capability.
     """
     accuracy: dict[str, dict[str, float]] = {}
     for name in (series.name for series in settings.evaluation.series):
@@ -31,6 +32,9 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
         if len(ends) == len(found.agents):
             start, final = (sum(values) / len(values) for values in zip(*ends.values(), strict=True))
             accuracy[name] |= {"(mean)": _rounded(final), "(gain)": _rounded(final - start)}
+            common = set.intersection(*(set(curve) for curve in curves.values()))
+            means = [sum(curve[step].mean for curve in curves.values()) / len(curves) for step in sorted(common)]
+            accuracy[name] |= {"(best)": _rounded(max(means))} if means else {}
     side = round(sum(found.total("side_generate", agent, "rollouts") for agent in found.agents))
     return {
         **accuracy,

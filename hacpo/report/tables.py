@@ -10,7 +10,7 @@ from hacpo.config import Settings
 from hacpo.report.checks import checks
 from hacpo.report.collect import STAGES, Measurements
 from hacpo.report.facts import AgentFacts, ProblemSet, SettingRow
-from hacpo.report.panels import ANSWER_SHARES, GROUP_SHARES, color_of
+from hacpo.report.panels import GROUP_SHARES, answer_shares, color_of
 from hacpo.report.scales import count, percent, seconds, short_count
 
 _NONE = '<span class="none">not there</span>'
@@ -174,9 +174,9 @@ def times(found: Measurements) -> str:
     return grid(["stage", *columns, "share"], rows, caption="Time so far, added up over agents", kind="numeric")
 
 
-def shares(found: Measurements) -> str:
+def shares(found: Measurements, settings: Settings) -> str:
     """What the baseline does in the latest step of each learner."""
-    titles = GROUP_SHARES | ANSWER_SHARES
+    titles = GROUP_SHARES | answer_shares(settings.verification)
     rows = []
     for agent in found.agents:
         curves = {key: found.metric("advantage", "all", f"{agent}.{key}") for key in ("live_groups", "groups", *titles)}
