@@ -24,7 +24,7 @@ from hacpo.config import RECIPES
 from hacpo.layout import Layout, partition
 from hacpo.metrics import Estimate, over_problems, paired_change
 from hacpo.pipeline.command_line import new_app, run_app
-from hacpo.report import browser, charts, checks, collect, facts, figures, held_out, scales
+from hacpo.report import browser, charts, checks, collect, facts, figures, held_out, reward_figures, scales
 from stages.report import report
 
 Reward = Callable[[int, str, int, int], float]
@@ -667,7 +667,7 @@ def test_everything_drawn_stands_out_from_its_ground() -> None:
     drawn = {name: colors for name, *colors in re.findall(rf"\.c-([\w-]+) \{{ --c: {pair}", css)}
     drawn |= {name: colors for name, colors in named.items() if name.startswith("agent-")}
     assert {"below", "above", "grade-0", "grade-4", "stage-generate", "agent-7"} <= drawn.keys()
-    assert {f"verdict-{name}" for name in figures.VERDICTS} - {"verdict-correct"} <= drawn.keys()
+    assert {f"verdict-{name}" for name in reward_figures.VERDICTS} - {"verdict-correct"} <= drawn.keys()
     low = {
         (name, theme, ground): round(contrast(colors[theme], named[ground][theme]), 2)
         for name, colors in drawn.items()

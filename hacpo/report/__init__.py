@@ -7,7 +7,7 @@
 | `browser` | the rollouts that the page embeds, within a byte budget |
 | `scales` | axes, ticks and how numbers are written |
 | `charts` | line and bar charts as inline SVG with a table of the same numbers |
-| `panels`, `figures`, `ratio_figures` | which lines, bands and bars each figure shows |
+| `panels`, `figures`, `ratio_figures`, `reward_figures` | which lines, bands and bars each figure shows |
 | `held_out` | held-out results: cards, agents by benchmarks, every number with its error |
 | `tables`, `checks` | the other tables, and the questions that decide whether a run can be trusted |
 | `page` | puts the pieces into `template.html` |

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hacpo.config import Settings
 from hacpo.measure import described, is_share, measure, measured
 from hacpo.metrics import AVERAGE
 from hacpo.report.charts import Bars, Line, Rule, bar_chart, extent, line_chart
-from hacpo.report.collect import GAVE_UP, Curve, Measurements
+from hacpo.report.collect import Curve, Measurements
 from hacpo.report.panels import (
     GROUP_SHARES,
     Panel,
@@ -21,9 +21,8 @@ from hacpo.report.panels import (
     reward_format,
 )
 from hacpo.report.ratio_figures import cross_ratio, own_ratio
+from hacpo.report.reward_figures import verdicts
 from hacpo.report.scales import COUNT, NUMBER, PERCENT, POWER, SECONDS, linear_scale, log_scale
-
-VERDICTS = ("correct", "wrong", "no_answer", "truncated", *GAVE_UP)
 
 
 def held_out(found: Measurements, settings: Settings) -> Rows:
@@ -223,47 +222,6 @@ def optimizer(found: Measurements, settings: Settings) -> Rows:
         )
         + panel("loss", losses, found, "loss by step", NUMBER)
     ]
-
-
-def verdicts(found: Measurements, settings: Settings) -> Rows:
-    """What the answers earned, one panel per agent: shares of verdicts, or of rewards where a function grades. Then how
-    many the length limit cut off, whatever they earned."""
-    panels = []
-    for agent in found.verdicts:
-        parts = _verdict_parts(found, agent) if settings.verification.is_math else _grade_parts(found, agent)
-        what = "verdicts on" if settings.verification.is_math else "rewards of"
-        described = f"{what} {agent}'s answers by step"
-        chart = bar_chart(parts, title=described, last_step=found.last_step, form=COUNT, shares=True)
-        panels.append(Panel(agent, chart, color_of(found, agent)))
-    lines = agent_lines(found, {agent: _cut_off(reasons) for agent, reasons in found.finish_reasons.items()})
-    scale = linear_scale([0.05, *(value for line in lines for value in line.values.values())], low=0.0)
-    return [panels, panel("cut off by the length limit", lines, found, "share of answers cut off", PERCENT, scale)]
-
-
-def _verdict_parts(found: Measurements, agent: str) -> list[Bars]:
-    counts = found.verdicts[agent]
-    names = [name for name in VERDICTS if name in counts] + sorted(counts.keys() - set(VERDICTS))
-    colors = {"correct": color_of(found, agent)}
-    return [Bars(name, colors.get(name, f"c-verdict-{name}"), counts[name]) for name in names]
-
-
-def _grade_parts(found: Measurements, agent: str) -> list[Bars]:
-    """The rewards from the lowest to the highest, in colours that say how high, and what could not be judged."""
-    names = found.grades.names
-    colors = [f"c-grade-{round(4 * place / (len(names) - 1)) if len(names) > 1 else 2}" for place in range(len(names))]
-    counts = found.grades.counts.get(agent, [{} for _ in names])
-    graded = [Bars(name, color, curve) for name, color, curve in zip(names, colors, counts, strict=True)]
-    return graded + [
-        Bars(name, f"c-verdict-{name}", found.verdicts[agent][name])
-        for name in GAVE_UP
-        if name in found.verdicts[agent]
-    ]
-
-
-def _cut_off(reasons: Mapping[str, Curve]) -> Curve:
-    """Step -> share of answers that the length limit cut off."""
-    total = _summed(reasons.values())
-    return {step: reasons.get("length", {}).get(step, 0.0) / count for step, count in total.items()}
 
 
 def pool(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
