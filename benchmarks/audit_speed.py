@@ -262,15 +262,15 @@ class Maker:
             step=step,
             learner=learner,
         )
-        slots = update_slots(
-            len(ids),
-            own=int(own.sum()),
-            cross=int((~own).sum()),
+        update = update_slots(
+            order.problem,
+            order.source,
+            logprobs.lengths,
+            learner=AGENTS.index(learner),
             updates=settings.updates_per_step,
             order="mixed",
             seed=shuffle_seed(settings.seed, step, learner),
         )
-        update = np.array(slots.own)[order.problem]
         mean = logprobs.sums() / logprobs.lengths
         learner_logprob = mean * np.where(own & (update == 0), 1.0, self.random.normal(1.0, 0.05, len(own)))
         known = {"learner_logprob": learner_logprob, "source_logprob": mean, "update": update}

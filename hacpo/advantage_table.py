@@ -22,7 +22,7 @@ def capability_rows(
     settings: CapabilitySettings,
     oracle: Mapping[str, float] | None = None,
 ) -> list[Row]:
-    """Rows of the capability table (eq. 8, 9), with what the estimate may be off by (`hacpo.capability_error`).
+    """Rows of the capability table (eq. 9), with what the estimate may be off by (`hacpo.capability_error`).
 
     Args:
         rewards: agent -> rewards of its own responses in this step, [P, G]; all agents answered the same problems, in

@@ -1,8 +1,8 @@
 """How able each agent is just now, and how able relative to another (arXiv 2603.02604, eq. 8 and 9).
 
 Per step t and agent k: accuracy P_t is the mean reward of the agent's own responses; capability Phat_t is the mean of P
-over the last K steps, t included, floored; the capability ratio omega^(k,j) = Phat^(k) / Phat^(j) is bounded. The
-window is an artifact of its step: these functions take it and return the next one, and keep nothing.
+over the last K steps, t included, floored (eq. 9); the capability ratio omega^(k,j) = Phat^(k) / Phat^(j) is bounded
+(eq. 8). The window is an artifact of its step: these functions take it and return the next one, and keep nothing.
 
 Legend: `_n` agents; `_nn` agents by agents.
 """
@@ -20,7 +20,7 @@ from hacpo.errors import DataError
 
 
 def accuracy(rewards: ArrayLike, metric: str) -> float:
-    """P_t of one agent (eq. 8): `reward_mean`, or `positive_rate`, the share of rewards above zero.
+    """P_t of one agent (eq. 9): `reward_mean`, or `positive_rate`, the share of rewards above zero.
 
     Args:
         rewards: rewards of all of the agent's own responses of the step, any shape.
@@ -72,7 +72,7 @@ def smoothed(window: Sequence[float], floor: float) -> float:
 
 
 def capability_ratio(*, of: float, relative_to: float, ratio_min: float, ratio_max: float) -> float:
-    """omega^(k,j) (eq. 7) of agent k (`of`) relative to agent j (`relative_to`): Phat^(k) / Phat^(j), bounded.
+    """omega^(k,j) (eq. 8) of agent k (`of`) relative to agent j (`relative_to`): Phat^(k) / Phat^(j), bounded.
 
     The bounds keep an agent near zero accuracy from blowing the ratio up.
 

@@ -58,7 +58,7 @@ class CapabilitySettings(Section):
 
     metric: Literal["reward_mean", "positive_rate"] = knob(
         doc="P_t: mean reward of the agent's own responses, or the share of them with a positive reward.",
-        source="eq. 8",
+        source="eq. 9",
     )
     window: int = knob(doc="K: steps that the smoothed capability averages over.", unit="steps", source="eq. 9", ge=1)
     samples: int | None = knob(
@@ -80,8 +80,8 @@ class CapabilitySettings(Section):
         le=32767,
     )
     floor: float = knob(doc="Smallest smoothed capability, so that a ratio is always finite.", source="eq. 9", gt=0)
-    ratio_min: float = knob(doc="Lower bound of the capability ratio omega.", source="eq. 7", gt=0, le=1)
-    ratio_max: float = knob(doc="Upper bound of the capability ratio omega.", source="eq. 7", ge=1)
+    ratio_min: float = knob(doc="Lower bound of the capability ratio omega.", source="eq. 8", gt=0, le=1)
+    ratio_max: float = knob(doc="Upper bound of the capability ratio omega.", source="eq. 8", ge=1)
 
 
 class AdvantageSettings(Section):
@@ -159,12 +159,24 @@ class LossSettings(Section):
         "mean over all responses.",
         source="eq. 47",
     )
-    minibatch_order: Literal["mixed", "self_first"] = knob(
-        doc="`mixed`: prompts shuffled, all their responses in one update; `self_first`: own responses in the earlier "
-        "updates, cross in the later ones."
+    minibatch_order: Literal["mixed", "self_first", "balanced"] = knob(
+        doc="`mixed`: prompts shuffled, all their responses in one update; `self_first`: own responses before cross "
+        "ones, so that with one rank the earlier updates see own ones; `balanced`: in the order of agents, dealt to "
+        "`ranks` by length (docs/reference_code.md).",
+        source="`self_first`, `balanced`: the authors' code",
+    )
+    ranks: int = knob(
+        doc="Under `self_first` and `balanced`: deal a step's responses to so many ranks, each of which cuts its part "
+        "into the step's updates, as verl does. An order of responses only: no processes are started.",
+        unit="ranks",
+        source="the authors' code",
+        ge=1,
     )
     shuffle: bool = knob(doc="Shuffle a step's prompts before they are split over its updates.")
     kl_coef: float = knob(doc="Weight of the KL penalty to the initial policy (k3 estimator); 0 is off.", ge=0)
+    kl_cap: float | None = knob(
+        doc="Largest k3 of a token; above it there is no gradient. null: none.", unit="nats", source="verl: 10", gt=0
+    )
     kl_responses: Literal["all", "own"] = knob(
         doc="Which responses carry the KL penalty. k3 is unbiased only on the learner's own."
     )
@@ -230,8 +242,10 @@ _HACPO: dict[str, Any] = {
     "loss": {
         "aggregation": "sum",
         "minibatch_order": "mixed",
+        "ranks": 1,
         "shuffle": True,
         "kl_coef": 0.0,
+        "kl_cap": None,
         "kl_responses": "all",
         "sampler_correction": "none",
         "sampler_correction_cap": 2.0,
@@ -274,15 +288,30 @@ RECIPES: dict[str, dict[str, Any]] = {
             "loss": {
                 "aggregation": "mean",
                 "minibatch_order": "self_first",
+                "ranks": 8,
                 "shuffle": False,
                 "kl_coef": 0.001,
+                "kl_cap": 10.0,
+                "kl_responses": "own",
+            },
+        },
+        "reference_code_main": {
+            "advantage": {"cross_baseline": "learner"},
+            "importance": {"ratio_norm": "own_tokens"},
+            "loss": {
+                "aggregation": "mean",
+                "minibatch_order": "balanced",
+                "ranks": 8,
+                "shuffle": False,
+                "kl_coef": 0.001,
+                "kl_cap": 10.0,
                 "kl_responses": "own",
             },
         },
     }.items()
 }
-"""Every recipe of the paper as values of the `algorithm` block (ALGORITHM, "The recipes"), and what the authors' code
-does where it differs (docs/reference_code.md)."""
+"""Every recipe of the paper as values of the `algorithm` block (ALGORITHM, "The recipes"), and what the authors' two
+code bases do where they differ (docs/reference_code.md)."""
 
 
 # --- agents
@@ -591,6 +620,12 @@ class VerificationSettings(Section):
         doc="`math`: 1 where the last box holds the gold answer, else 0. `package.module:function`: what this function "
         "of yours returns (docs/verification.md).",
     )
+    truncated: Literal["wrong", "boxed"] = knob(
+        "wrong",
+        doc="What `math` makes of a response that the limit on new tokens cut: `wrong`, no reward whatever it "
+        "contains; `boxed`, its last box is judged like any other (without one: no reward).",
+        source="`boxed`: verl",
+    )
     max_error_rate: float | None = knob(
         None,
         doc="Largest share of `error` and `timeout` among the responses of one table; with more, the stage writes the "
@@ -649,6 +684,8 @@ class VerificationSettings(Section):
     def _names_a_function(self) -> VerificationSettings:
         if not self.is_math and not _FUNCTION.fullmatch(self.reward):
             raise ValueError(f"reward must be `math` or `package.module:function`, found {self.reward!r}")
+        if not self.is_math and self.truncated != "wrong":
+            raise ValueError("truncated is for reward `math`; a function is given the finish reason and decides itself")
         return self
 
 
@@ -952,11 +989,22 @@ class Settings(Section):
         return self.sampling.group_size * self.algorithm.rollouts.group_multiplier
 
     @property
+    def sources(self) -> int:
+        """Agents whose responses one learns from."""
+        return len(self.agents) if self.algorithm.rollouts.share else 1
+
+    @property
+    def dealt(self) -> bool:
+        """Whether a step's responses are dealt to ranks one by one, rather than split over its updates by prompt."""
+        loss = self.algorithm.loss
+        return loss.minibatch_order == "balanced" or loss.ranks > 1
+
+    @property
     def updates_per_step(self) -> int:
         """Updates of one agent in one step: U, times n when sharing, times the group multiplier."""
         rollouts = self.algorithm.rollouts
         base = -(-self.batch.prompts // self.batch.minibatch_prompts)
-        return base * rollouts.group_multiplier * (len(self.agents) if rollouts.share else 1)
+        return base * rollouts.group_multiplier * self.sources
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
@@ -980,11 +1028,11 @@ class Settings(Section):
         best, known = self.retention.keep_best, self.evaluation.headlines
         if best is not None and best not in known:
             raise ValueError(f"retention.keep_best: {best!r} is none of {', '.join(known)}")
-        sources = len(self.agents) if self.algorithm.rollouts.share else 1
-        if sources * self.responses_per_prompt < 2:
+        compared = self.sources * self.responses_per_prompt
+        if compared < 2:
             raise ValueError(
                 f"sampling.group_size: recipe {self.algorithm.recipe!r} compares responses to one prompt and needs at "
-                f"least 2, found {sources * self.responses_per_prompt}"
+                f"least 2, found {compared}"
             )
         baseline = self.algorithm.advantage.baseline
         if baseline == "own" and self.responses_per_prompt < 2:
@@ -1042,8 +1090,31 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _ranks_deal_evenly(self) -> Settings:
+        loss, updates = self.algorithm.loss, self.updates_per_step
+        if loss.minibatch_order == "mixed" and loss.ranks > 1:
+            raise ValueError(
+                "algorithm.loss.ranks: responses are dealt to ranks under minibatch_order self_first or balanced, "
+                "found mixed"
+            )
+        responses = self.batch.prompts * self.responses_per_prompt * self.sources
+        if self.dealt and responses % (loss.ranks * updates):
+            remedy = (
+                "make batch.prompts a multiple of batch.minibatch_prompts"
+                if responses % updates
+                else f"take a divisor of {responses // updates}"
+            )
+            raise ValueError(
+                f"algorithm.loss.ranks: the {responses} responses of a step cannot be dealt evenly to {loss.ranks} "
+                f"ranks with {updates} updates each; {remedy}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _updates_have_prompts(self) -> Settings:
         updates, rollouts = self.updates_per_step, self.algorithm.rollouts
+        if self.dealt:
+            return self
         if rollouts.share and len(self.agents) > 1 and self.algorithm.loss.minibatch_order == "self_first":
             updates -= updates // len(self.agents)  # own responses have their updates, cross responses the others
         if updates > self.batch.prompts:

@@ -1,6 +1,8 @@
 """From log-probabilities and advantages to per-response terms and one number to minimise.
 
-Source: HACPO, arXiv 2603.02604, eq. 11-14 and 47-52; own responses: GSPO, arXiv 2507.18071, eq. 5-7.
+Source: HACPO, arXiv 2603.02604, eq. 11-14 and 47-52; own responses: GSPO, arXiv 2507.18071, eq. 5-7. Eq. 47 can be read
+in two ways: as printed, min(s, c) A for own responses, or as GSPO's min(s A, c A), which differs where A < 0. Both of
+the authors' code bases compute the second, and so does this one.
 
 Notation (B responses of a micro-batch, T padded tokens in the learner's vocabulary; `_b` is [B], `_bt` is [B, T]):
     s       ratio of the learner's policy to the one that sampled, one per response (`hacpo.importance`)
@@ -22,6 +24,7 @@ Per-response numbers are float64, whatever the model computes in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +33,9 @@ from torch import Tensor
 from hacpo.config import ClipSettings, ImportanceSettings, LossSettings
 from hacpo.errors import DataError
 from hacpo.importance import LOG_RATIO_BOUND, bounded_ratio, log_ratio, response_bounds, sum_logprobs
+
+CAPPED_KL_BOUND = 20.0
+"""What d of a capped k3 is held in, in nats: only so that exp(d) is finite, far beyond where a cap acts."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ def update_loss(
     total = -(batch.weight_b * batch.sampler_weight_b * terms.objective_b).sum()
     penalised_b = carries_kl(batch.is_self_b, loss)
     if penalised_b.any():
-        kl_b = torch.where(penalised_b, kl_to_initial(batch), 0.0)
+        kl_b = torch.where(penalised_b, kl_to_initial(batch, loss.kl_cap), 0.0)
         total = total + loss.kl_coef * (batch.weight_b * kl_b).sum()
     return total, terms
 
@@ -198,11 +204,16 @@ def clipped_term(
     return term, torch.where(outer_min, pessimistic, above | below)
 
 
-def kl_to_initial(batch: ResponseBatch) -> Tensor:
+def kl_to_initial(batch: ResponseBatch, cap: float | None = None) -> Tensor:
     """KL penalty of each response to the initial policy, float64 [B]: the mean over tokens of exp(d) - d - 1 (k3) with
     d = log pi_0 - log pi, held in +-`LOG_RATIO_BOUND` so that it is finite. Unbiased only on the learner's own samples.
 
-    Source: GRPO, arXiv 2402.03300, eq. 4 (k3 is Schulman's name for it).
+    Args:
+        batch: the responses.
+        cap: largest value of a token, in nats; a token above it has no gradient (10: d above 2.6 or below -11). d is
+            then held in +-20 instead. None: no cap.
+
+    Source: GRPO, arXiv 2402.03300, eq. 4 (k3 is Schulman's name for it); cap and its bound: verl's `low_var_kl`.
 
     Raises:
         DataError: the batch has no `initial_logprobs_bt`.
@@ -210,8 +221,10 @@ def kl_to_initial(batch: ResponseBatch) -> Tensor:
     if batch.initial_logprobs_bt is None:
         raise DataError("the KL penalty needs the initial policy's log-probabilities", where="initial_logprobs_bt")
     d_bt = _masked_difference(batch.initial_logprobs_bt, batch.learner_logprobs_bt, batch.mask_bt)
-    d_bt = d_bt.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return (torch.expm1(d_bt) - d_bt).sum(dim=-1) / batch.mask_bt.sum(dim=-1)
+    bound = LOG_RATIO_BOUND if cap is None else CAPPED_KL_BOUND
+    d_bt = d_bt.clamp(-bound, bound)
+    kl_bt = (torch.expm1(d_bt) - d_bt).clamp(max=math.inf if cap is None else cap)
+    return kl_bt.sum(dim=-1) / batch.mask_bt.sum(dim=-1)
 
 
 def row_weights(source_index_b: Tensor, counts_n: Tensor, aggregation: str) -> Tensor:

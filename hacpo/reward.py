@@ -137,7 +137,8 @@ class Verifier:
         settings = self._settings
         if not request.answer.strip():
             raise DataError("the gold answer is empty", where=request.key, remedy="leave the problem out")
-        if request.finish_reason == "length":
+        cut = request.finish_reason == "length"
+        if cut and settings.truncated == "wrong":
             return Verdict(0.0, "truncated", None), None
         gold = request.answer.strip()
         if r"\boxed" in gold:
@@ -145,7 +146,7 @@ class Verifier:
         whole = max(settings.max_characters, len(gold))
         answer = extract_answer(request.text, whole)
         if not answer:
-            return Verdict(0.0, "no_answer", None), None
+            return Verdict(0.0, "truncated" if cut else "no_answer", None), None
         extracted = shortened(answer, settings.max_extracted)
         # Before anything is compared: what is longer than `whole` has been cut, and its beginning is not the answer.
         same = len(answer) <= whole and answer == gold

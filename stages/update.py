@@ -88,6 +88,7 @@ def update(
                 rows,
                 updates=settings.updates_per_step,
                 order=loss.minibatch_order,
+                ranks=loss.ranks,
                 seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
             )
             begun = time.perf_counter()

@@ -101,6 +101,7 @@ RECIPES = {
     "no_clip": "",
     "no_stepwise": "",
     "reference_code": "",
+    "reference_code_main": "",
     "hacpo_alpha_2_self_first": (
         "  importance: {alpha: 2.0, ratio_norm: own_tokens}\n"
         "  loss: {minibatch_order: self_first, aggregation: mean, sampler_correction: truncated}"
@@ -110,6 +111,7 @@ RECIPES = {
         "  advantage: {baseline: shrunk}\n  loss: {shuffle: false}\n"
         "  capability: {metric: positive_rate, window: 1}"
     ),
+    "hacpo_balanced": "  loss: {minibatch_order: balanced, ranks: 2, kl_cap: 10.0}",
     "hacpo_own": "  advantage: {baseline: own, cross_baseline: learner, baseline_guard: false}",
     "hacpo_one_agent": "",
 }

@@ -18,6 +18,15 @@ def settings(**changes: Any) -> CapabilitySettings:
     return CapabilitySettings.model_validate({**RECIPES["hacpo"]["capability"], **changes})
 
 
+def test_the_settings_name_the_papers_equations() -> None:
+    """omega is eq. 8, P and Phat are eq. 9."""
+    equations = {"metric": "eq. 9", "window": "eq. 9", "floor": "eq. 9", "ratio_min": "eq. 8", "ratio_max": "eq. 8"}
+    for name, equation in equations.items():
+        extra = CapabilitySettings.model_fields[name].json_schema_extra
+        assert isinstance(extra, dict)
+        assert extra["source"] == equation
+
+
 def test_accuracy_by_hand() -> None:
     # (1 + 0 + 0 + 1) / 4
     assert accuracy([[1.0, 0.0], [0.0, 1.0]], "reward_mean") == 0.5

@@ -448,6 +448,20 @@ def cut_off(run: Run, agent: str) -> None:
     assert {(row["verdict"], row["reward"]) for row in verdicts} == {("truncated", 0.0)}
 
 
+def test_cut_off_responses_with_a_box_are_judged_where_it_is_asked(run: Run) -> None:
+    path = run.layout.verdicts(1, "bo")
+    before = {row["rollout_id"]: row for row in schema.read_table(path, schema.VERDICTS).to_pylist()}
+    cut_off(run, "bo")
+    run.set("storage:", "verification: {truncated: boxed}\nstorage:")
+    run.stage("verify", "--step", 1, "--agent", "bo")
+    after = {row["rollout_id"]: row for row in schema.read_table(path, schema.VERDICTS).to_pylist()}
+    judged = {name for name, row in before.items() if row["verdict"] in ("correct", "wrong")}
+    assert judged
+    for name, row in after.items():
+        wanted = (before[name]["verdict"], before[name]["reward"]) if name in judged else ("truncated", 0.0)
+        assert (row["verdict"], row["reward"]) == wanted
+
+
 def test_one_agent_whose_responses_are_all_cut_off(run: Run) -> None:
     cut_off(run, "bo")
     run.learn(1)

@@ -59,6 +59,7 @@ EXPECTED: dict[str, tuple[bool, int]] = {
     "no_clip": (True, 1),
     "no_stepwise": (True, 1),
     "reference_code": (True, 1),
+    "reference_code_main": (True, 1),
 }
 
 

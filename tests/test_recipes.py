@@ -85,7 +85,7 @@ def test_every_recipe_is_finite_and_adds_up(recipe: str) -> None:
     assert gradient.isfinite().all()
     objectives = terms.objective_b.detach()
     own = len(objectives) if not algorithm(recipe).rollouts.share else 4
-    if recipe == "reference_code":
+    if recipe.startswith("reference_code"):
         # One mean over all eight, and .001 KL on the four own ones.
         expected = -objectives.mean().item() + 0.001 * 4 * K3 / 8
     else:
@@ -94,7 +94,7 @@ def test_every_recipe_is_finite_and_adds_up(recipe: str) -> None:
     assert loss.item() == pytest.approx(expected, rel=1e-13)
     # A clipped response has no gradient but that of its KL; any other with an advantage has one.
     alive = ~terms.clipped_b & torch.from_numpy(advantages.effective_advantage.ravel() != 0)
-    if recipe == "reference_code":
+    if recipe.startswith("reference_code"):
         alive[:own] = True
     assert torch.equal((gradient != 0).any(dim=1), alive)
 
@@ -110,6 +110,7 @@ CROSS = {
     "naive": (0.5, [0.9, 0.82, 1.0004], [False, False, True]),
     # The learner's baseline for the partner's answers too: 1 - 0.3125. Token counts are equal: own_tokens is too.
     "reference_code": (2 * 0.6875, [0.9**2, 0.85**2, 1.0], [False, True, True]),
+    "reference_code_main": (2 * 0.6875, [0.9**2, 0.85**2, 1.0], [False, True, True]),
 }
 
 
@@ -171,25 +172,30 @@ def test_gspo_x2_is_gspo_on_twice_the_group() -> None:
     np.testing.assert_allclose(two.sigma, math.sqrt(1.5 / 7), rtol=1e-14)
 
 
-def test_what_the_reference_code_preset_changes() -> None:
-    ours, theirs = RECIPES["hacpo"], RECIPES["reference_code"]
-    changed = {
-        f"{block}.{key}": value
-        for block, values in theirs.items()
-        for key, value in values.items()
-        if value != ours[block][key]
-    }
-    assert changed == {
-        "capability.metric": "positive_rate",
+def test_what_the_reference_code_presets_change() -> None:
+    both = {
         "advantage.cross_baseline": "learner",
         "importance.ratio_norm": "own_tokens",
-        "importance.score_eos": False,
         "loss.aggregation": "mean",
-        "loss.minibatch_order": "self_first",
+        "loss.ranks": 8,
         "loss.shuffle": False,
         "loss.kl_coef": 0.001,
+        "loss.kl_cap": 10.0,
         "loss.kl_responses": "own",
     }
+    v1 = {
+        "capability.metric": "positive_rate",
+        "importance.score_eos": False,
+        "loss.minibatch_order": "self_first",
+    }
+    for name, changes in (("reference_code", v1), ("reference_code_main", {"loss.minibatch_order": "balanced"})):
+        changed = {
+            f"{block}.{key}": value
+            for block, values in RECIPES[name].items()
+            for key, value in values.items()
+            if value != RECIPES["hacpo"][block][key]
+        }
+        assert changed == both | changes
 
 
 def test_three_agents_by_hand() -> None:

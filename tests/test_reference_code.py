@@ -1,20 +1,34 @@
-"""What the authors' code does where it differs from the paper: no scored EOS, and the `reference_code` preset."""
+"""What the authors' two code bases do where they differ from the paper, in numbers that their functions give by hand.
+
+Branch `verl-v1` (`compute_hacpo_advantages`, `compute_hacpo_loss`, `CapabilityTracker`): recipe `reference_code`.
+Branch `main` (`mapo`, `mapo_clip`): recipe `reference_code_main`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from conftest import Cli, train
-from hacpo.config import PromptSettings
+from hacpo.advantage import StepAdvantages, step_advantages
+from hacpo.advantage_table import capability_rows
+from hacpo.capability import ratio_matrix
+from hacpo.config import RECIPES, AlgorithmSettings, PromptSettings
+from hacpo.loss import ResponseBatch, kl_to_initial, row_weights, update_loss
 from hacpo.pooling import NO_LIMIT, Limits, TextRoute, build_pool
 from hacpo.settings import load, reads
 from hacpo.terminals import Terminals
+from tampering import Sandbox
 
 # --- the pool without EOS
 
@@ -133,6 +147,132 @@ def test_the_pool_reads_nothing_else_of_the_importance_block(project: Path, cli:
     assert "pool does not read this setting" in refused.error
 
 
+# --- both code bases by hand
+
+
+BOTH = ["reference_code", "reference_code_main"]
+SCALE = 0.5 / 0.500001
+
+
+def algorithm(recipe: str) -> AlgorithmSettings:
+    return AlgorithmSettings.model_validate({"recipe": recipe, **RECIPES[recipe]})
+
+
+def advantages_of(recipe: str, rewards: list[list[float]], capability: list[float], learner: int = 0) -> StepAdvantages:
+    """Of one prompt; rewards by agent."""
+    settings = algorithm(recipe)
+    return step_advantages(
+        np.array([rewards]),
+        learner=learner,
+        capability_n=np.array(capability),
+        settings=settings.advantage,
+        capability_settings=settings.capability,
+    )
+
+
+@pytest.mark.parametrize("recipe", BOTH)
+def test_one_prompt_from_rewards_to_the_gradient(recipe: str) -> None:
+    """The third update (m = 2) of the first of two agents.
+
+    Rewards 1 0 | 1 1, Phat .3 and .6: omega(0,1) = .5, omega(1,0) = 2. mu = (1 + 0 + .5 + .5) / 4 = .5 for all four, as
+    in eq. 50. Rewards deviate from .75 by .25 .75 .25 .25: sigma = sqrt(.75 / 3) = .5, so A = S, -S | S, S with
+    S = .5 / .500001, and 2 S, 2 S of the other agent's after omega.
+
+    Two tokens of -1 at the source. The learner: own, two tokens of log 1.1 - 1 and log .9 - 1; cross, four tokens of
+    log .9 - 1 and log .8 - 1. Each side by its own tokens: ratios 1.1 .9 | .9 .8. (One length for both:
+    exp((4 log .9 - 4 + 2) / 4) = .55.) Own: min(1.1 S, 1.0004 S) = 1.0004 S, min(-.9 S, -.9997 S) = -.9997 S. Cross, in
+    [.85, 1]: .9^2 and .85^2. Loss: -(1.0004 - .9997 + 2 (.81 + .7225)) S / 4 = -.7664234671530656, as `mapo_clip` says.
+
+    KL, own only: d = 1 and 3 on the first row, 0 and -1 on the second. k3 = e - 2, 10 (e^3 - 4 = 16.1, capped), 0 and
+    e^-1. Mean over a row's tokens, sum over own rows, over all four rows: .001 (e - 2 + 10 + e^-1) / 2 / 4.
+    """
+    settings = algorithm(recipe)
+    worth = advantages_of(recipe, [[1.0, 0.0], [1.0, 1.0]], [0.3, 0.6])
+    np.testing.assert_allclose(worth.baseline, 0.5, rtol=1e-15)
+    np.testing.assert_allclose(worth.effective_advantage.ravel(), [SCALE, -SCALE, 2 * SCALE, 2 * SCALE], rtol=1e-14)
+
+    logs = torch.tensor([1.1, 0.9, 0.9, 0.8], dtype=torch.float64).log()[:, None] - 1.0
+    d = torch.tensor([[1.0, 3.0], [0.0, -1.0]], dtype=torch.float64)
+    learner = logs.repeat(1, 4).requires_grad_()
+    own = torch.tensor([True, True, False, False])
+    batch = ResponseBatch(
+        learner_logprobs_bt=learner,
+        mask_bt=torch.tensor([[True, True, False, False]] * 2 + [[True] * 4] * 2),
+        source_logprob_b=torch.full((4,), -2.0, dtype=torch.float64),
+        source_tokens_b=torch.full((4,), 2),
+        text_bytes_b=torch.full((4,), 9),
+        is_self_b=own,
+        effective_advantage_b=torch.from_numpy(worth.effective_advantage.ravel()),
+        weight_b=row_weights((~own).long(), torch.tensor([2, 2]), settings.loss.aggregation),
+        sampler_weight_b=torch.ones(4, dtype=torch.float64),
+        initial_logprobs_bt=torch.nn.functional.pad(logs[:2] + d, (0, 2, 0, 2)),
+    )
+    loss, terms = update_loss(
+        batch, update_index=2, importance=settings.importance, clip=settings.clip, loss=settings.loss
+    )
+    assert terms.ratio_b.tolist() == pytest.approx([1.1, 0.9, 0.9, 0.8], rel=1e-14)
+    penalty = 0.001 * (math.e - 2 + 10 + math.exp(-1)) / 2 / 4
+    assert loss.item() == pytest.approx(-0.7664234671530656 + penalty, rel=1e-14)
+    # Policy: only the third row lies within its interval: -.9 * .9 * 2 S / 4 rows, a quarter for each of four tokens.
+    # Penalty: d k3 / d log pi = 1 - e^d, 0 where the cap acts, half of it for each token, over four rows.
+    (gradient,) = torch.autograd.grad(loss, learner)
+    kl = [[1 - math.e, 0.0], [0.0, 1 - math.exp(-1)]]
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    expected[:2, :2] = 0.001 * torch.tensor(kl, dtype=torch.float64) / 2 / 4
+    expected[2] = -0.81 * 2 * SCALE / 4 / 4
+    torch.testing.assert_close(gradient, expected, rtol=1e-13, atol=1e-17)
+
+
+@pytest.mark.parametrize("recipe", BOTH)
+def test_a_baseline_above_one_and_a_uniform_group(recipe: str) -> None:
+    # Phat .6 and .3: omega(0,1) = 2; mu = (1 + 0 + 2 + 2) / 4 = 1.25 > 1: the learner's own mean .5 instead.
+    guarded = advantages_of(recipe, [[1.0, 0.0], [1.0, 1.0]], [0.6, 0.3])
+    np.testing.assert_allclose(guarded.advantage.ravel(), [SCALE, -SCALE, SCALE, SCALE], rtol=1e-14)
+    assert guarded.guarded.all()
+    uniform = advantages_of(recipe, [[1.0, 1.0], [1.0, 1.0]], [0.6, 0.3])
+    assert uniform.effective_advantage.ravel().tolist() == [0.0] * 4
+    # The second agent has the inverse omega, .5: mu = (.5 * 1 + 0 + 1 + 1) / 4 = .625; omega(0,1) = 2 for agent 0's.
+    other = advantages_of(recipe, [[1.0, 0.0], [1.0, 1.0]], [0.6, 0.3], learner=1)
+    expected = np.array([2 * 0.375, 2 * -0.625, 0.375, 0.375]) / 0.500001
+    np.testing.assert_allclose(other.effective_advantage.ravel(), expected, rtol=1e-14)
+
+
+def test_capability_over_its_window() -> None:
+    # Rewards 1 .5 0 0: `verl-v1` counts the positive ones, 2 / 4; `main` averages the rewards, 1.5 / 4.
+    for recipe, now in (("reference_code", 0.5), ("reference_code_main", 0.375)):
+        settings = algorithm(recipe).capability
+        before = {"window": [0.9, 0.1, 0.1, 0.2, 0.3]}
+        [row] = capability_rows({"ada": [[1.0, 0.5], [0.0, 0.0]]}, {"ada": before}, settings)
+        assert row["window"] == [0.1, 0.1, 0.2, 0.3, now]
+        assert row["capability"] == pytest.approx((0.7 + now) / 5, rel=1e-14)
+    # Their omega is held in [.1, 10] too.
+    assert ratio_matrix([1e-8, 0.5], settings).tolist() == [[1.0, 0.1], [10.0, 1.0]]
+
+
+def test_the_cap_and_what_lies_beyond_it_below() -> None:
+    """d = -10.5: e^-10.5 + 10.5 - 1 = 9.50003, below the cap, with a gradient; d = -12: 11, capped. Uncapped, d ends at
+    -10."""
+    d = torch.tensor([[-10.5], [-12.0]], dtype=torch.float64)
+    learner = (-d).requires_grad_()
+    batch = ResponseBatch(
+        learner_logprobs_bt=learner,
+        mask_bt=torch.ones(2, 1, dtype=torch.bool),
+        source_logprob_b=torch.zeros(2, dtype=torch.float64),
+        source_tokens_b=torch.ones(2, dtype=torch.int64),
+        text_bytes_b=torch.ones(2, dtype=torch.int64),
+        is_self_b=torch.ones(2, dtype=torch.bool),
+        effective_advantage_b=torch.zeros(2, dtype=torch.float64),
+        weight_b=torch.ones(2, dtype=torch.float64),
+        sampler_weight_b=torch.ones(2, dtype=torch.float64),
+        initial_logprobs_bt=torch.zeros(2, 1, dtype=torch.float64),
+    )
+    capped = kl_to_initial(batch, 10.0)
+    assert capped.tolist() == pytest.approx([math.exp(-10.5) + 9.5, 10.0], rel=1e-14)
+    (gradient,) = torch.autograd.grad(capped.sum(), learner)
+    assert gradient.ravel().tolist() == pytest.approx([1 - math.exp(-10.5), 0.0], rel=1e-14)
+    assert kl_to_initial(batch).tolist() == pytest.approx([math.exp(-10) + 9] * 2, rel=1e-14)
+
+
 # --- the preset, recomputed from files
 
 
@@ -141,10 +281,16 @@ def table(base: Path, name: str, agent: str, key: str = "agent") -> dict[str, di
     return {row["rollout_id"]: row for row in rows.to_dicts()}
 
 
-def test_the_preset_from_rollouts_to_the_trace(project: Path, cli: Cli) -> None:
+def trained(project: Path, cli: Cli, recipe: str) -> Path:
     params = project / "pipelines" / "small" / "params.yaml"
-    params.write_text(params.read_text().replace("recipe: hacpo", "recipe: reference_code"))
-    base = train(cli, "small", ("ada", "bo"))
+    text = params.read_text().replace("recipe: hacpo", f"recipe: {recipe}").replace("steps: 2", "steps: 1")
+    params.write_text(text.replace("storage:", "verification: {truncated: boxed}\nstorage:"))
+    assert cli("plan", "pipelines/small").code == 0
+    return train(cli, "small", ("ada", "bo"))
+
+
+def test_the_preset_from_rollouts_to_the_trace(project: Path, cli: Cli) -> None:
+    base = trained(project, cli, "reference_code")
     ends = {}
     for learner, partner in (("ada", "bo"), ("bo", "ada")):
         texts = table(base, "rollouts", learner) | table(base, "rollouts", partner)
@@ -179,8 +325,56 @@ def test_the_preset_from_rollouts_to_the_trace(project: Path, cli: Cli) -> None:
             assert row["source_logprob"] == pytest.approx(entry["source_logprob"] / entry["source_tokens"], rel=1e-12)
             log_ratio = row["learner_logprob"] - row["source_logprob"]
             assert row["ratio"] == pytest.approx(math.exp(max(-10.0, min(10.0, log_ratio))), rel=1e-9)
-            # Own responses in the first two of four updates.
-            assert row["is_self"] == (row["update"] < 2)
-        first = [row for row in table(base, "updates", learner).values() if row["update"] == 0]
+        # Half of what each of four updates is scheduled to see is own: eight ranks, half of which hold own responses.
+        usable = {name for name, row in pool.items() if row["status"] == "kept"}
+        for update in range(4):
+            seen = [row for row in table(base, "updates", learner).values() if row["update"] == update]
+            assert sum(row["is_self"] for row in seen) == len(pool) / 8
+            assert len(seen) <= len(pool) / 4
+        assert usable == table(base, "updates", learner).keys()
+        updates = table(base, "updates", learner).values()
+        first = [row for row in updates if row["update"] == 0 and row["is_self"]]
         # The EOS is left out of the old log-probabilities too: before the first step every own ratio is 1.
         assert max(abs(row["ratio"] - 1) for row in first) < 1e-5
+
+
+def test_verdicts_of_cut_off_responses_are_audited(project: Path, cli: Cli) -> None:
+    base = trained(project, cli, "reference_code")
+    result = cli("audit", "pipelines/small", "--texts", "all")
+    assert result.code == 0, result.out
+    cut = {row["rollout_id"] for row in table(base, "rollouts", "bo").values() if row["finish_reason"] == "length"}
+    box = Sandbox(project)
+    for verdict, is_cut in (("no_answer", True), ("truncated", False)):
+        row = box.edit(
+            "verdicts/step=0001/agent=bo",
+            "verdict",
+            lambda _, verdict=verdict: verdict,
+            lambda row, is_cut=is_cut: (row["rollout_id"] in cut) == is_cut,
+        )
+        found = json.loads(cli("audit", "pipelines/small", "--texts", "none", "--json").out)["findings"]
+        assert row["rollout_id"] in [item["row"] for item in found if item["column"] == "verdict"]
+        box.restore()
+
+
+def test_the_second_agent_of_main_sees_cross_responses_first(project: Path, cli: Cli) -> None:
+    """64 responses of two agents, eight ranks with eight each, four updates: what a rank sees in an update follows from
+    the order that its part keeps. An edited `update` contradicts it, and what-if knows the counts."""
+    base = trained(project, cli, "reference_code_main")
+    shares = {}
+    for learner in ("ada", "bo"):
+        seen = pl.read_parquet(base / "updates/step=0001" / f"agent={learner}" / "trace.parquet")
+        own = seen.group_by("update").agg(pl.col("is_self").mean()).sort("update")
+        shares[learner] = own["is_self"].to_list()
+    assert shares["ada"][0] > 0.9 > 0.1 > shares["ada"][3]
+    assert shares["bo"][0] < 0.1 < 0.9 < shares["bo"][3]
+    assert cli("what-if", "pipelines/small", "--step", 1, "--set", "algorithm.importance.alpha=2.0").code == 0
+
+    path = base / "updates/step=0001/agent=bo/trace.parquet"
+    whole = pq.read_table(path)
+    column = whole["update"].to_pylist()
+    column[0] = (column[0] + 1) % 4
+    edited = whole.set_column(whole.schema.get_field_index("update"), "update", pa.array(column, pa.int32()))
+    pq.write_table(edited.replace_schema_metadata(whole.schema.metadata), path)
+    result = cli("audit", "pipelines/small", "--json")
+    found = [item for item in json.loads(result.out)["findings"] if item["column"] == "update"]
+    assert [item["row"] for item in found] == [whole["rollout_id"][0].as_py()]

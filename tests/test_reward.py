@@ -99,6 +99,43 @@ def test_every_kind_of_verdict(verifier: Verifier) -> None:
     ]
 
 
+def test_boxed_answers_of_cut_off_responses_count_where_it_is_asked() -> None:
+    cut = [
+        boxed("right", "x+1", finish_reason="length"),
+        boxed("other", "x-1", finish_reason="length"),
+        boxed("mathematics", "1+x", finish_reason="length"),
+        Request("none", "x+1", "length", "x+1"),
+        Request("open", r"\boxed{x+1} or \boxed{x+", "length", "x+1"),
+        Request("empty", r"\boxed{}", "length", "x+1"),
+        Request("whole", "x+1", "stop", "x+1"),
+    ]
+    with Verifier(VerificationSettings(truncated="boxed")) as verifier:
+        assert outcomes(verifier.verify(cut)) == [
+            "correct", "wrong", "correct", "truncated", "truncated", "truncated", "no_answer"
+        ]  # fmt: skip
+    with pytest.raises(ValueError, match="truncated is for reward `math`"):
+        VerificationSettings(reward="rewards:mine", truncated="boxed")
+
+
+def test_what_the_authors_scorer_accepts_is_accepted(verifier: Verifier) -> None:
+    r"""verl's MATH scorer knows `\dfrac` and 0.5, and takes away `\left`, units in `\text{ }`, degrees, % and `x=`."""
+    same = {
+        r"\dfrac12": r"\frac{1}{2}",
+        "0.5": r"\frac{1}{2}",
+        "1/2": r"\frac{1}{2}",
+        "x=5": "5",
+        r"10\text{ cm}": "10",
+        r"90^\circ": "90",
+        r"50\%": "50",
+        r"\$5": "5",
+        ".5": "0.5",
+        r"\sqrt3": r"\sqrt{3}",
+        r"\left(1, 2\right)": "(1,2)",
+    }
+    verdicts = verifier.verify([boxed(answer, answer, gold) for answer, gold in same.items()])
+    assert dict(zip(same, outcomes(verdicts), strict=True)) == dict.fromkeys(same, "correct")
+
+
 def test_the_last_box_counts_and_prose_does_not(verifier: Verifier) -> None:
     texts = {
         r"\boxed{41}, or rather \boxed{42}": "correct",

@@ -66,6 +66,25 @@ def test_self_first_needs_as_many_prompts_as_the_larger_of_its_two_parts_has_upd
     assert load(tmp_path, three.replace("prompts: 8, minibatch_prompts: 4", "prompts: 4, minibatch_prompts: 2"))
 
 
+def test_responses_that_ranks_cannot_share_evenly_are_refused(tmp_path: Path) -> None:
+    """8 prompts, 4 responses of each of two agents, 4 updates: 16 responses an update, for 1, 2, 4, 8 or 16 ranks."""
+    assert load(tmp_path, PARAMS.replace("recipe: hacpo", "recipe: reference_code")).algorithm.loss.ranks == 8
+    for order in ("self_first", "balanced"):
+        text = PARAMS.replace("  recipe: hacpo", f"  recipe: hacpo\n  loss: {{minibatch_order: {order}, ranks: RANKS}}")
+        assert load(tmp_path, text.replace("RANKS", "16"))
+        with pytest.raises(
+            SettingsError, match=r"64 responses .* to 3 ranks with 4 updates each; take a divisor of 16$"
+        ):
+            load(tmp_path, text.replace("RANKS", "3"))
+        odd = text.replace("prompts: 8, minibatch_prompts: 4", "prompts: 7, minibatch_prompts: 3").replace("RANKS", "2")
+        with pytest.raises(SettingsError, match=r"56 .* 6 updates each; make batch.prompts a multiple of batch.minib"):
+            load(tmp_path, odd)
+    with pytest.raises(
+        SettingsError, match="loss.ranks: responses are dealt to ranks under minibatch_order self_first or"
+    ):
+        load(tmp_path, PARAMS.replace("  recipe: hacpo", "  recipe: hacpo\n  loss: {ranks: 2}"))
+
+
 def test_a_group_of_one_is_refused_only_where_nothing_else_is_compared(tmp_path: Path) -> None:
     one = PARAMS.replace("group_size: 4", "group_size: 1")
     assert load(tmp_path, one).responses_per_prompt == 1  # two agents share: 2 responses per prompt

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
+from hacpo.dealing import equal_parts
+from hacpo.errors import DataError
 from hacpo.updates import plan_updates, update_slots
 
 
@@ -24,28 +27,90 @@ def pool(problems: int, own: int, cross: int) -> list[dict[str, Any]]:
     ]
 
 
+def slots_of(
+    problems: int, own: int, cross: int, updates: int, order: str, *, seed: int | None = None, ranks: int = 1
+) -> list[int]:
+    """Slots of a pool with so many own and cross responses per problem, by problem, own first."""
+    problem = np.repeat(np.arange(problems), own + cross)
+    source = np.tile(np.repeat([0, 1], [own, cross]), problems)
+    slots = update_slots(
+        problem, source, np.ones_like(problem), learner=0, updates=updates, order=order, ranks=ranks, seed=seed
+    )
+    return slots.tolist()  # type: ignore[no-any-return]
+
+
 def test_slots_by_hand() -> None:
     # Five problems in three updates, unshuffled: cut at 5*1//3 = 1 and 5*2//3 = 3.
-    slots = update_slots(5, own=10, cross=10, updates=3, order="mixed", seed=None)
-    assert slots.own == slots.cross == [0, 1, 1, 2, 2]
+    assert slots_of(5, 1, 1, 3, "mixed") == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
     # Four updates for as many own as cross responses: two each, own first.
-    slots = update_slots(4, own=8, cross=8, updates=4, order="self_first", seed=None)
-    assert (slots.own, slots.cross) == ([0, 0, 1, 1], [2, 2, 3, 3])
+    assert slots_of(4, 1, 1, 4, "self_first") == [0, 2, 0, 2, 1, 3, 1, 3]
     # One third of the responses is own: round(3 / 3) = 1 update, the other two for cross ones.
-    slots = update_slots(2, own=2, cross=4, updates=3, order="self_first", seed=None)
-    assert (slots.own, slots.cross) == ([0, 0], [1, 2])
+    assert slots_of(2, 1, 2, 3, "self_first") == [0, 1, 1, 0, 2, 2]
     # Nobody else's: all updates are for own ones.
-    assert update_slots(2, own=4, cross=0, updates=2, order="self_first", seed=None).own == [0, 1]
+    assert slots_of(2, 2, 0, 2, "self_first") == [0, 0, 1, 1]
     # A single update is for own responses; no update sees the others.
-    assert update_slots(2, own=2, cross=2, updates=1, order="self_first", seed=None).cross == [-1, -1]
+    assert slots_of(2, 1, 1, 1, "self_first") == [0, -1, 0, -1]
 
 
 def test_a_shuffle_moves_problems_and_nothing_else() -> None:
-    plain = update_slots(8, own=8, cross=8, updates=4, order="mixed", seed=None)
-    shuffled = update_slots(8, own=8, cross=8, updates=4, order="mixed", seed=7)
-    assert shuffled.own != plain.own
-    assert sorted(shuffled.own) == sorted(plain.own)
-    assert update_slots(8, own=8, cross=8, updates=4, order="mixed", seed=7) == shuffled
+    plain, shuffled = (slots_of(8, 1, 1, 4, "mixed", seed=seed) for seed in (None, 7))
+    assert shuffled != plain
+    assert sorted(shuffled) == sorted(plain)
+    assert slots_of(8, 1, 1, 4, "mixed", seed=7) == shuffled
+
+
+def test_dealt_to_ranks_by_hand() -> None:
+    # Four problems, own a and cross b: the batch is a0 a1 a2 a3 b0 b1 b2 b3. Two ranks hold a0-a3 and b0-b3 and cut
+    # them into two updates: a0 a1 b0 b1, then a2 a3 b2 b3. Four ranks hold a0 a1, a2 a3, b0 b1, b2 b3: one of each.
+    assert slots_of(4, 1, 1, 2, "self_first", ranks=2) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert slots_of(4, 1, 1, 2, "self_first", ranks=4) == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert slots_of(4, 1, 1, 4, "self_first", ranks=2) == [0, 0, 1, 1, 2, 2, 3, 3]
+    # Eight responses are not 3 ranks times 2 updates.
+    with pytest.raises(DataError, match=r"cannot be dealt evenly.*3 ranks times 2 updates.*8 responses"):
+        slots_of(4, 1, 1, 2, "self_first", ranks=3)
+
+
+@pytest.mark.parametrize(("ranks", "shares"), [(1, [1, 1, 0, 0]), *((ranks, [0.5] * 4) for ranks in (2, 4, 8))])
+def test_own_first_is_true_for_one_rank_only(ranks: int, shares: list[float]) -> None:
+    """The authors' batch: 128 prompts, 8 responses of each of two agents, 4 updates."""
+    slots = np.array(slots_of(128, 8, 8, 4, "self_first", ranks=ranks))
+    own = np.tile(np.repeat([True, False], 8), 128)
+    assert np.bincount(slots).tolist() == [512] * 4
+    assert [own[slots == update].mean() for update in range(4)] == shares
+
+
+def test_three_agents_dealt_to_two_ranks() -> None:
+    # Learner 1 of three, one response each to two problems, in table order a0 b0 c0 a1 b1 c1; the batch is b0 b1 a0 |
+    # a1 c0 c1, cut into three updates of one: b0 with a1, b1 with c0, a0 with c1.
+    problem, source = np.repeat([0, 1], 3), np.tile([0, 1, 2], 2)
+    slots = update_slots(problem, source, np.ones(6, int), learner=1, updates=3, order="self_first", ranks=2, seed=None)
+    assert slots.tolist() == [2, 0, 1, 0, 1, 2]
+
+
+def test_parts_of_equal_number_and_nearly_equal_length_by_hand() -> None:
+    # Lengths 1 2 5 7 10 12, two parts: (1, 2), (5, 7), (10, 12) have the spreads 1, 2, 2. The two with 2 are joined:
+    # 12 with 5, 10 with 7, sums 17 and 17, spread 0. Then (1, 2), spread 1, with these: 2 with one of the equal sums, 1
+    # with the other; equal sums and numbers are told apart by their first row: 12 (row 4) is the larger, and gets 1.
+    parts = equal_parts([7, 1, 10, 2, 12, 5], 2)
+    assert [sorted(part) for part in parts] == [[0, 2, 3], [1, 4, 5]]  # 7 + 10 + 2 = 19, 1 + 12 + 5 = 18
+
+
+def test_balanced_order_with_the_authors_batch() -> None:
+    """The first agent sees its own responses first, the second cross ones first."""
+    random = np.random.default_rng(0)
+    problem = np.repeat(np.arange(128), 16)
+    source = np.tile(np.repeat([0, 1], 8), 128)
+    length = 100 + random.integers(50, 1000, len(problem)) + np.where(source == 0, 0, 300)
+    shares = []
+    for learner in (0, 1):
+        slots = update_slots(problem, source, length, learner=learner, updates=4, order="balanced", ranks=8, seed=None)
+        assert np.bincount(slots).tolist() == [512] * 4
+        shares.append([float((source == learner)[slots == update].mean()) for update in range(4)])
+    first, second = shares
+    assert second == [1 - share for share in first]
+    assert (first[0], first[3]) == (1.0, 0.0)
+    assert 0.9 < first[1] < 1.0
+    assert first[2] == pytest.approx(1 - first[1])
 
 
 @pytest.mark.parametrize(
@@ -55,8 +120,8 @@ def test_a_shuffle_moves_problems_and_nothing_else() -> None:
 def test_the_plan_puts_every_row_where_the_slots_say(order: str, seed: int | None, updates: int, cross: int) -> None:
     rows = pool(7, 2, cross)
     plan = plan_updates(rows, updates=updates, order=order, seed=seed)
-    slots = update_slots(7, own=14, cross=7 * cross, updates=updates, order=order, seed=seed)
-    place = {id(row): (slots.own if row["is_self"] else slots.cross)[int(row["problem_id"][1:])] for row in rows}
+    slots = slots_of(7, 2, cross, updates, order, seed=seed)
+    place = {id(row): slot for row, slot in zip(rows, slots, strict=True)}
     assert len(plan.rows) == len(plan.counts) == updates
     for update, (part, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):
         here = [row for row in rows if place[id(row)] == update]

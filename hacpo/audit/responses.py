@@ -349,10 +349,13 @@ def check_rewards(run: AuditRun, rows: Rows, check: str, stopped: Flags | None) 
     rows.close(check, "reward", correct.astype(np.float64), where=known, note=note)
     if stopped is not None:
         truncated = np.asarray(pc.equal(verdict, "truncated"))
+        # Under `boxed` a cut response has any verdict but the one of a whole text without an answer.
+        boxed = run.settings.verification.truncated == "boxed"
+        unlike = np.asarray(pc.equal(verdict, "no_answer")) if boxed else ~truncated
         rows.require(
             check,
             "verdict",
-            truncated == ~stopped,
+            np.where(stopped, ~truncated, ~unlike),
             np.where(stopped, "another than truncated: it stopped by itself", "truncated: the limit cut it"),
         )
     return rewards

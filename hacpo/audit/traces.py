@@ -58,7 +58,10 @@ def check_trace(
     if content is None:
         return
     pool_rows, order = pool
-    slots = _slots(run, order, learner, step, len(batch))
+    if run.settings.algorithm.loss.minibatch_order == "balanced" and not pool_rows.complete:
+        run.skip("trace", f"which update sees what depends on the lengths in {learner}'s pool, which lacks rows")
+        return
+    slots = _slots(run, pool_rows, order, learner, step)
     known = _known(run, pool_rows, order, slots, advantages, learner)
     rows = Rows(run, content, "rollout_id", order.ids.take(pa.array(known.row)))
     sources = run.sources(learner)
@@ -78,19 +81,19 @@ def check_trace(
         check_metrics(run, "update", step, learner, {**metrics, "updates": run.settings.updates_per_step})
 
 
-def _slots(run: AuditRun, order: PoolOrder, learner: str, step: int, problems: int) -> Ints:
+def _slots(run: AuditRun, pool: Rows, order: PoolOrder, learner: str, step: int) -> Ints:
     """The update that sees each row of the pool, usable or not; -1 if none does."""
     loss = run.settings.algorithm.loss
-    own = order.source == run.sources(learner).index(learner)
-    slots = update_slots(
-        problems,
-        own=int(own.sum()),
-        cross=int((~own).sum()),
+    return update_slots(
+        order.problem,
+        order.source,
+        pool.lists("prompt_token_ids").lengths + pool.ints("source_tokens"),
+        learner=run.sources(learner).index(learner),
         updates=run.settings.updates_per_step,
         order=loss.minibatch_order,
+        ranks=loss.ranks,
         seed=shuffle_seed(run.settings.seed, step, learner) if loss.shuffle else None,
     )
-    return np.where(own, np.array(slots.own)[order.problem], np.array(slots.cross)[order.problem])
 
 
 def _known(run: AuditRun, pool: Rows, order: PoolOrder, slots: Ints, advantages: Rows | None, learner: str) -> _Known:

@@ -240,9 +240,11 @@ def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:
         return before, after
     check_made_with(path, question.as_run)
     path = layout.pool(step, learner)
-    pool = reader.required(schema.POOL, path, "pool", _POOLED, learner=learner).to_pylist()
-    check_made_with(path, question.as_run)
     algorithm = question.as_run.algorithm
+    # Only a batch that was dealt by length needs to know how long prompts are.
+    columns = (*_POOLED, "prompt_token_ids") if algorithm.loss.minibatch_order == "balanced" else _POOLED
+    pool = reader.required(schema.POOL, path, "pool", columns, learner=learner).to_pylist()
+    check_made_with(path, question.as_run)
     weight_u = _row_weights(question.as_run, algorithm, pool, trace, step, learner)
     before = replace(before, updates=_as_run(trace, before, weight_u, algorithm.importance.level))
     return before, replace(after, updates=_as_asked(question, pool, trace, before, after, step, learner))
@@ -394,9 +396,10 @@ def _row_weights(
     """What each row of the trace counts for in its update (eq. 47), the step cut into updates as the run cut it."""
     loss = as_run.algorithm.loss
     plan = plan_updates(
-        [{**row, "prompt_token_ids": (), "token_ids": ()} for row in pool],
+        [{"prompt_token_ids": (), **row, "token_ids": ()} for row in pool],
         updates=as_run.updates_per_step,
         order=loss.minibatch_order,
+        ranks=loss.ranks,
         seed=shuffle_seed(as_run.seed, step, learner) if loss.shuffle else None,
     )
     weights = []
