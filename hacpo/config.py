@@ -749,7 +749,13 @@ class LauncherSettings(Section):
     command: str | None = knob(
         None,
         doc="What starts the processes, followed by `-m stages.update ...`; `{processes}` and `{nodes}` are filled in. "
-        "null: torchrun on this machine.",
+        "null: `accelerate launch` on this machine.",
+    )
+    accelerate_config: str | None = knob(
+        None,
+        doc="File made by `accelerate config` that `accelerate launch` shall follow, relative to the project's root; "
+        "`default`: the one in the user's own cache. What it says must fit the other settings (docs/update.md). "
+        "null: none, not even that one.",
     )
 
     @property
@@ -779,6 +785,11 @@ class LauncherSettings(Section):
             raise ValueError("command starts several processes; set processes or nodes")
         if self.started_by == []:
             raise ValueError("command is empty")
+        if self.accelerate_config is not None and (self.command is not None or self.world_size == 1):
+            raise ValueError(
+                "accelerate_config is for `accelerate launch`, which starts several processes: "
+                + ("name the file in `command`" if self.command is not None else "set processes")
+            )
         if self.world_size % self.replicas:
             raise ValueError(f"replicas must divide the {self.world_size} processes, found {self.replicas}")
         if self.nodes > 1 and self.command is None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hacpo.errors import SettingsError
 
 LAUNCHED = "HACPO_LAUNCHED"
-"""Set by a stage for the processes that it starts: the number of their torchrun's process, 0 under another launcher."""
+"""Set by a stage for the processes that it starts: the number of the process that starts them (accelerate
+launch), 0 under a command of the user's."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Place:
 
 
 def place() -> Place | None:
-    """What torchrun, or whoever started this process, says; None for a process started alone.
+    """What whoever started this process says; None for a process started alone.
 
     Raises:
         SettingsError: it is no number.
@@ -47,6 +48,6 @@ def launched() -> bool:
 
 
 def orphaned() -> bool:
-    """Whether the torchrun that started this process has gone already."""
+    """Whether what started this process has gone already."""
     launcher = os.environ.get(LAUNCHED, "0")
     return place() is not None and launcher.isdigit() and int(launcher) not in (0, os.getppid())

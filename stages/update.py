@@ -13,7 +13,7 @@ import typer
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
 from hacpo.pipeline.stage import Stage, open_stage
-from hacpo.processes import place
+from hacpo.processes import launched, place
 from hacpo.updates import Row
 
 
@@ -42,13 +42,12 @@ def update(
     ) as stage:
         settings = stage.settings
         launcher = settings.launcher
-        if launcher.world_size > 1 and place() is None:
+        if launcher.world_size > 1 and place() is None and not launched():
             _launched(stage, pipeline, out, limit, overrides or ())
             return
         import torch
 
-        from hacpo.engines.checkpoint import load_model, policy_hash, resolve_device, save_model
-        from hacpo.engines.loading import open_to_train
+        from hacpo.engines.checkpoint import policy_hash, resolve_device, save_model
         from hacpo.engines.trainer import Trainer
         from hacpo.engines.world import joined
         from hacpo.updates import plan_updates, shuffle_seed
@@ -61,23 +60,15 @@ def update(
         dtype = getattr(torch, settings.engine.dtype)
         shards = launcher.world_size > 1 or dtype != torch.float32
         device = resolve_device(settings.engine)
-        with joined(launcher, device, shards=shards) as world:
-            tokenizer, model = open_to_train(
-                stage.session.models,
-                agent,
-                before,
-                settings.engine,
-                stage.pipeline.checkpoint_command(step - 1, agent),
-                shards=shards,
-            )
-            _settle_adapter(stage, model, before)
+        with joined(launcher, device, shards=shards, dtype=dtype) as world:
+            pad_token_id, model, initial = _models(stage, before, shards=shards, leads=world.leads)
             trainer = Trainer(
                 model,
-                tokenizer.pad_token_id,
+                pad_token_id,
                 settings.algorithm,
                 settings.optimizer,
                 settings.agents[agent].sampling.temperature,
-                initial_model=load_model(stage.inputs.checkpoint(0, agent), settings.engine) if loss.kl_coef else None,
+                initial_model=initial,
                 world=world,
                 dtype=dtype,
                 device=device,
@@ -105,7 +96,7 @@ def update(
                 schema.atomic(stage.outputs.trace(step, agent).parent) as updates,
             ):
                 checkpoint.mkdir()
-                save_model(model, checkpoint, like=before, weights=weights)
+                save_model(trainer.model, checkpoint, like=before, weights=weights)
                 trainer.save(checkpoint / "trainer")
                 policy = policy_hash(checkpoint)
                 updates.mkdir()
@@ -147,6 +138,32 @@ def _rows(stage: Stage, agent: str) -> list[Row]:
     return first_problems(rows, stage.limit)
 
 
+def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[int, Any, Any]:
+    """Filler token, model to train and the initial one of a KL penalty; models None where the first process has them.
+
+    Args:
+        leads: this is the first process, or the only one.
+    """
+    from hacpo.engines.checkpoint import load_model
+    from hacpo.engines.loading import open_to_train
+
+    assert stage.agent is not None
+    tokenizer, model = open_to_train(
+        stage.session.models,
+        stage.agent,
+        before,
+        stage.settings.engine,
+        stage.pipeline.checkpoint_command(stage.step - 1, stage.agent),
+        shards=shards,
+    )
+    if not leads:
+        return tokenizer.pad_token_id, None, None
+    _settle_adapter(stage, model, before)
+    penalised = stage.settings.algorithm.loss.kl_coef > 0
+    initial = load_model(stage.inputs.checkpoint(0, stage.agent), stage.settings.engine) if penalised else None
+    return tokenizer.pad_token_id, model, initial
+
+
 def _settle_adapter(stage: Stage, model: Any, before: Path) -> None:
     """Give the model its adapter before the first step, if the agent trains one."""
     from hacpo.engines.adapter import settle_adapter
@@ -181,11 +198,11 @@ def _launched(stage: Stage, folder: Path, out: Path | None, limit: int | None, o
     for override in overrides:
         arguments += ["--set", override]
     stage.session.free_models()
-    launcher = stage.pipeline.settings.launcher
-    launch(launcher, arguments, stage.session.progress, stage.title, stage.settings.engine.threads)
+    settings = stage.pipeline.settings
+    launch(settings, stage.pipeline.root, arguments, stage.session.progress, stage.title)
     written = json.loads(stage.outputs.metrics("update", stage.step, stage.agent).read_text(encoding="utf-8"))
-    stage.metrics |= written | {"processes": launcher.world_size}
-    stage.summary = f"{_summary(stage)}, {launcher.world_size} processes"
+    stage.metrics |= written | {"processes": settings.launcher.world_size}
+    stage.summary = f"{_summary(stage)}, {settings.launcher.world_size} processes"
 
 
 if __name__ == "__main__":

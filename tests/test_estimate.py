@@ -346,6 +346,10 @@ def test_more_processes_share_memory_and_time(cli: Cli, project: Path) -> None:
     times = [found["agents"]["ada"]["seconds"]["update"] for found in (alone, sharded, copied)]
     assert times[0] == pytest.approx(4 * times[1]) == pytest.approx(4 * times[2])
     assert LauncherSettings(processes=4).world_size == 4
+    # Of several processes one reads the model, in float32; one process alone reads it to where it is trained.
+    ada = sharded["agents"]["ada"]
+    assert ada["host_bytes"] == copied["agents"]["ada"]["host_bytes"] == 4 * ada["parameters"]
+    assert alone["agents"]["ada"]["host_bytes"] == 0
 
 
 # --- against a finished run

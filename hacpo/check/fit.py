@@ -11,6 +11,7 @@ from hacpo.config import EngineSettings, Settings
 from hacpo.engines.refusals import not_with_model
 from hacpo.errors import HacpoError
 from hacpo.estimate.shapes import ModelShape
+from hacpo.pipeline.accelerating import accelerate_command
 from hacpo.servers import server_url
 
 
@@ -34,6 +35,15 @@ def check_fit(settings: Settings, folder: Path, shapes: Mapping[str, ModelShape 
                 server_url(folder, name)
             except HacpoError as refusal:
                 yield to_do(refusal)
+
+
+def check_launcher(settings: Settings, root: Path) -> Iterator[Remark]:
+    """Whether the user's `accelerate config` file is there and fits the settings."""
+    if settings.launcher.accelerate_config is not None:
+        try:
+            accelerate_command(settings, root)
+        except HacpoError as refusal:
+            yield error(refusal)
 
 
 def _uses_vllm(engine: EngineSettings) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hacpo import settings as settings_of
 from hacpo.check.agents import OnHub, ask_hub, check_agents, known_shape
-from hacpo.check.fit import check_fit
+from hacpo.check.fit import check_fit, check_launcher
 from hacpo.check.inputs import Files, check_data, check_oracle, check_reward
 from hacpo.check.machine import check_machine, check_project
 from hacpo.check.remarks import Remark, error
@@ -69,6 +69,7 @@ class Checker:
         if not self.elsewhere:
             yield from check_machine(pipeline.settings, shapes)
         yield from check_fit(pipeline.settings, pipeline.folder, shapes)
+        yield from check_launcher(pipeline.settings, pipeline.root)
 
     @property
     def _on_hub(self) -> OnHub | None:

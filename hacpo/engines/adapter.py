@@ -203,6 +203,12 @@ def load_adapter(model: Any, folder: Path) -> None:
     model._hacpo_adapter = Adapter(config, base)
 
 
+def put_adapter(model: Any, adapter: Adapter) -> None:
+    """Give a base without weights the adapter of another copy of it, without weights too; in place."""
+    _inject(model, adapter.config)
+    model._hacpo_adapter = adapter
+
+
 def write_adapter(adapter: Adapter, state: Mapping[str, torch.Tensor], target: Path) -> None:
     """Write an adapter as PEFT reads it, and what its base is.
 

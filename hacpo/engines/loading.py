@@ -18,6 +18,7 @@ from hacpo.engines.resident import Resident
 from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.engines.transformers import TransformersEngine
 from hacpo.errors import MissingInputError
+from hacpo.processes import leads
 from hacpo.servers import server_url
 from hacpo.weights import whole_model
 
@@ -68,18 +69,18 @@ def open_to_train(
     """Tokenizer and model of a checkpoint folder, for training to change; errors as for `open_model`.
 
     Args:
-        shards: the model in float32 on the CPU, and no other model kept in memory beside it.
+        shards: the model in float32 on the CPU, and no other model kept in memory beside it. Of several processes
+            only the first gets it; the others get None.
     """
     if not shards:
         tokenizer, model, _ = open_model(models, agent, folder, settings, made_by)
         models.discard(agent)
         return tokenizer, model
-    if not folder.is_dir():
-        raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
+    tokenizer = open_tokenizer(models, folder, made_by)
     models.discard_all()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return models.tokenizer(folder), load_model(folder, settings, to_shard=True)
+    return tokenizer, load_model(folder, settings, to_shard=True) if leads() else None
 
 
 def open_engine(

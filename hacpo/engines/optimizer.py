@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from hacpo.config import OptimizerSettings
 from hacpo.engines.checkpoint import storage_errors
 from hacpo.engines.policy import like, whole
 from hacpo.errors import ArtifactError
+from hacpo.processes import leads
 from hacpo.schema import write_json
 from hacpo.weights import optimizer_files, optimizer_name
 
@@ -121,22 +121,23 @@ class Optimizer:
             write_json(folder / "state.json", {"updates_done": self.updates_done})
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote.
+        """Continue from what `save` wrote: the first process reads it, and hands out tensor by tensor.
 
         Raises:
             ArtifactError: damaged, or of another model.
         """
         try:
             self.updates_done = int(json.loads((folder / "state.json").read_text())["updates_done"])
-            readers = _readers(folder)
+            files = _files_by_key(folder) if leads() else {}
 
             def read(key: str, parameter: torch.Tensor) -> torch.Tensor:
-                return like(readers[key].get_tensor(key), parameter)
+                value = _read(files[key], key) if leads() else None
+                if value is not None and value.shape != parameter.shape:
+                    raise ValueError(f"{key} has another shape")
+                return like(value, parameter)
 
             for name, parameter in self.parameters.items():
                 state = {key: read(f"{key}.{name}", parameter) for key in _MOMENTS}
-                if any(value.shape != parameter.shape for value in state.values()):
-                    raise ValueError(f"{name} has another shape")
                 self._adamw.state[parameter] = {"step": torch.tensor(float(self.updates_done)), **state}
                 if self.masters:
                     with torch.no_grad():
@@ -170,10 +171,20 @@ class Optimizer:
                 yield key, name, value.contiguous()
 
 
-def _readers(folder: Path) -> dict[str, Any]:
-    """Key of every tensor in a folder's state -> the opened file that has it: tensors are read one at a time."""
-    opened: list[Any] = [safe_open(file, framework="pt") for file in optimizer_files(folder)]
-    return {key: reader for reader in opened for key in reader.keys()}  # noqa: SIM118
+def _files_by_key(folder: Path) -> dict[str, Path]:
+    """Key of every tensor in a folder's state -> the file that has it."""
+    found: dict[str, Path] = {}
+    for file in optimizer_files(folder):
+        with safe_open(file, framework="pt") as opened:
+            found |= dict.fromkeys(opened.keys(), file)
+    return found
+
+
+def _read(file: Path, key: str) -> torch.Tensor:
+    """One tensor; the file is mapped for it alone, so that no more of a large state than it is in memory."""
+    with safe_open(file, framework="pt") as opened:
+        tensor: torch.Tensor = opened.get_tensor(key)
+        return tensor
 
 
 def learning_rate(settings: OptimizerSettings, update: int) -> float:

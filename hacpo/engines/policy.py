@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -47,16 +48,11 @@ def shard(policy: Policy, world: World, device: torch.device, dtype: torch.dtype
     """Shard a policy in place; its parameters, float32, stay what the optimizer updates.
 
     Args:
-        policy: on any device, the same weights on every process.
+        policy: on any device, the same weights on every process; or empty on every process, to be filled.
         device: where it will be computed.
         dtype: of weights and activations in forward and backward passes; gradients add up in float32.
     """
-    attention = policy.model.config._attn_implementation
-    if attention == "flash_attention_2":  # which computes nothing in float32
-        policy.model.set_attn_implementation("sdpa")
-    output_head(policy.model)  # checks its formula on whole weights
-    if attention == "flash_attention_2":
-        policy.model.set_attn_implementation(attention)
+    check_head(policy.model)
     for parameter in policy.model.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)  # a frozen weight needs no master
@@ -73,13 +69,23 @@ def shard(policy: Policy, world: World, device: torch.device, dtype: torch.dtype
     for layer in layers:
         # What a layer hands on must keep the model's own dtype.
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-        fully_shard(layer, **{**options, "mp_policy": mixed})
+        fully_shard(layer, **{**options, "mp_policy": mixed, "reshard_after_forward": world.reshard})
     fully_shard(policy, **options)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             # Terms are already divided by counts over all processes, so gradients are added, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def check_head(model: Any) -> None:
+    """Look, while a model's weights are whole, whether its head has the form that `output_head` knows."""
+    attention = model.config._attn_implementation
+    if attention == "flash_attention_2":  # which computes nothing in float32
+        model.set_attn_implementation("sdpa")
+    output_head(model)
+    if attention == "flash_attention_2":
+        model.set_attn_implementation(attention)
 
 
 def decoder_layers(model: Any) -> list[torch.nn.Module]:
@@ -122,12 +128,26 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
 
-def like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, the same on every process, placed and sharded as `parameter` is."""
-    tensor = tensor.to(parameter.device)
+def like(tensor: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+    """A whole tensor of the first process, placed and sharded as `parameter` is; all processes must call this.
+
+    Args:
+        tensor: None on the other processes; of a sharded parameter they get their part and no more.
+    """
+    if tensor is None:
+        tensor = torch.empty(parameter.shape, dtype=parameter.dtype, device=_device_of(parameter))
+    tensor = tensor.to(device=_device_of(parameter), dtype=parameter.dtype)
     if not isinstance(parameter, DTensor):
-        return tensor.clone()
-    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        tensor = tensor.clone()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.broadcast(tensor, src=0)
+        return tensor
+    return distribute_tensor(tensor, parameter.device_mesh, parameter.placements)
+
+
+def _device_of(parameter: torch.Tensor) -> torch.device:
+    """Where a parameter is or, while it is empty, will be."""
+    return torch.device(parameter.device_mesh.device_type) if isinstance(parameter, DTensor) else parameter.device
 
 
 def weights(model: Any, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hacpo.config import AlgorithmSettings, OptimizerSettings
+from hacpo.engines.empty import empty_copy, fill
 from hacpo.engines.logprobs import collate
 from hacpo.engines.optimizer import Optimizer
 from hacpo.engines.policy import Policy, keep_activations, recompute_activations, shard, weights
@@ -24,10 +25,10 @@ class Trainer:
 
     Args:
         model: the learner's model with the weights of the previous step; changed in place. Float32 where `dtype` or
-            several processes shard it.
+            several processes shard it. None on the processes that get their part of it from the first one.
         pad_token_id: filler, never scored.
         temperature: log-probabilities are taken at the sampling temperature.
-        initial_model: of the KL penalty; None without one.
+        initial_model: of the KL penalty; None without one, and on the processes that get it from the first one.
         world: the processes that compute the step together. Each takes every world.size-th micro-batch.
         dtype: of weights and activations in forward and backward passes, and of the checkpoint's weights.
         device: where to compute; None: where the model is.
@@ -47,10 +48,18 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.device = self.device or self.model.device
+        whole, initial = self.model, self.initial_model
+        if self.world.size > 1:
+            self.model = empty_copy(whole, self.world)
         self.model.eval()  # no dropout: a ratio compares policies, not masks
         self.policy = Policy(self.model)
         if self.sharded:
             shard(self.policy, self.world, self.device, self.dtype)
+        if self.world.size > 1:
+            fill(self.model, whole, self.device)
+            if self.algorithm.loss.kl_coef:
+                self.initial_model = empty_copy(initial, self.world)
+                fill(self.initial_model, initial, self.device)
         self.optimizer = Optimizer(self.policy.trained(), self.settings, masters=self.dtype != torch.float32)
         self.initial = None if self.initial_model is None else Policy(self.initial_model)
 

@@ -32,8 +32,8 @@ class AgentEstimate:
         training: lengths of its rollouts.
         memory: phase (`sampling`, `rescoring`, `training`) -> parts of the largest process, in bytes.
         micro_batch: the largest forward pass of training.
-        host: bytes of a machine's own memory while every process loads the model in float32, to shard it; 0 where
-            nothing is sharded.
+        host: bytes of the first machine's own memory while its first process reads the model in float32, to shard it;
+            0 where nothing is sharded.
     """
 
     model: str
@@ -136,7 +136,7 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
             training=training[agent],
             memory=parts,
             micro_batch=batch,
-            host=4.0 * shapes[agent].parameters * settings.launcher.processes if is_sharded(settings) else 0.0,
+            host=4.0 * shapes[agent].parameters if is_sharded(settings) else 0.0,
             seconds=timing.agent_seconds(
                 settings,
                 hardware,

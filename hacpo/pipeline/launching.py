@@ -16,9 +16,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
-from hacpo.config import LauncherSettings
+from hacpo.config import Settings
 from hacpo.errors import HacpoError
+from hacpo.pipeline.accelerating import accelerate_command
 from hacpo.pipeline.session import ProgressSink, die_with_parent
 from hacpo.processes import LAUNCHED, leads
 
@@ -45,20 +47,21 @@ class LineProgress:
         """The same."""
 
 
-def launch(
-    launcher: LauncherSettings, arguments: Sequence[str], progress: ProgressSink, title: str, threads: int | None
-) -> None:
+def launch(settings: Settings, root: Path, arguments: Sequence[str], progress: ProgressSink, title: str) -> None:
     """Run `python -m stages.update ARGUMENTS` in as many processes as the settings say, and wait for them.
 
+    They are started by `accelerate launch`, or by the settings' own command. Each has `engine.threads` CPU threads;
+    without that setting the cores are divided.
+
     Args:
-        threads: CPU threads per process; None: the cores are divided.
+        root: the project's.
 
     Raises:
+        SettingsError: the user's `accelerate config` file contradicts the settings; nothing was started.
         UpdateFailedError: a process failed; the line is the first that one of them gave.
     """
-    prefix = launcher.started_by or [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launcher.processes}")
-    ]
+    launcher, threads = settings.launcher, settings.engine.threads
+    prefix = launcher.started_by or accelerate_command(settings, root)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
@@ -84,7 +87,7 @@ def launch(
                     progress.report(title, done, total, facts)
             code = process.wait()
         except BaseException:
-            process.terminate()  # torchrun passes it on to the processes that it started
+            process.terminate()  # accelerate launch and torchrun pass it on to the processes that it started
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=10)
             process.kill()
@@ -109,7 +112,7 @@ def _failure(lines: Sequence[str]) -> UpdateFailedError:
 if __name__ == "__main__":
     die_with_parent()
     if sys.argv[1] == sys.executable:
-        os.environ[LAUNCHED] = str(os.getpid())  # torchrun's, from the next line on
+        os.environ[LAUNCHED] = str(os.getpid())  # accelerate launch's, from the next line on
     try:
         os.execvp(sys.argv[1], sys.argv[1:])
     except OSError as reason:

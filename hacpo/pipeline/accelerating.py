@@ -1,0 +1,150 @@
+"""`accelerate launch`: its command, and what a user's own `accelerate config` file may say.
+
+Such a file decides how processes are started (which GPUs, ports, CPU affinity) and FSDP's options. What it says about
+the computation itself must be what params.yaml says: a run's numbers follow params.yaml alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hacpo.config import LauncherSettings, Settings
+from hacpo.errors import SettingsError
+
+DEFAULT = "default"
+"""The value of `launcher.accelerate_config` that stands for the file which `accelerate config` writes."""
+
+_SHIPPED = Path(__file__).with_name("accelerate.yaml")
+_WHERE = "launcher.accelerate_config"
+_PRECISION = {"float32": "no", "bfloat16": "bf16"}
+
+
+def accelerate_command(settings: Settings, root: Path) -> list[str]:
+    """The command that starts this machine's processes; a module's name and its arguments follow.
+
+    Args:
+        root: the project's.
+
+    Raises:
+        SettingsError: the user's file cannot be used, or contradicts the settings.
+    """
+    launcher, extra = settings.launcher, ["--main_process_port", "0"]
+    path = accelerate_file(launcher, root)
+    if path is not None:
+        said = read_accelerate_config(path)
+        check_accelerate_config(said, settings, path)
+        if said.main_process_port is not None:
+            extra = []
+        if said.distributed_type == "MULTI_CPU":
+            extra += ["--multi_gpu"]  # without it, accelerate starts one process and says nothing
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path or _SHIPPED)),
+        *("--num_processes", str(launcher.world_size), *extra),
+    ]
+
+
+def accelerate_file(launcher: LauncherSettings, root: Path) -> Path | None:
+    """The user's own `accelerate config` file; None where the settings name none."""
+    if launcher.accelerate_config is None:
+        return None
+    if launcher.accelerate_config == DEFAULT:
+        from accelerate.commands.config import default_config_file
+
+        return Path(default_config_file)
+    return root / launcher.accelerate_config
+
+
+def read_accelerate_config(path: Path) -> Any:
+    """A file as accelerate reads it (`ClusterConfig`).
+
+    Raises:
+        SettingsError: there is none, or accelerate refuses it.
+    """
+    if not path.is_file():
+        raise SettingsError(
+            "there is no such file", where=f"{_WHERE}: {path}", remedy="write one with `accelerate config`"
+        )
+    from accelerate.commands.config import load_config_from_file
+
+    try:
+        said = load_config_from_file(str(path))
+    except Exception as error:  # ValueError, TypeError, KeyError, AttributeError or yaml's own, for odd content
+        reason = (str(error).splitlines() or ["?"])[0][:200]
+        raise SettingsError(f"accelerate cannot read it: {reason}", where=f"{_WHERE}: {path}") from None
+    if not hasattr(said, "num_processes"):
+        raise SettingsError(
+            "is for another place to compute", where=f"{_WHERE}: {path}", expected="compute_environment LOCAL_MACHINE"
+        )
+    return said
+
+
+def check_accelerate_config(said: Any, settings: Settings, path: Path) -> None:
+    """Refuse a file that contradicts the settings.
+
+    Raises:
+        SettingsError: one line for the first key that does.
+    """
+    for key, expected, found, setting in _rules(said, settings):
+        if str(found).lower() not in {str(one).lower() for one in expected}:
+            raise SettingsError(
+                f"{key} contradicts {setting}",
+                where=f"{_WHERE}: {path}",
+                expected=" or ".join(str(one) for one in expected),
+                found=found,
+                remedy="correct one of the two",
+            )
+
+
+def _rules(said: Any, settings: Settings) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
+    """(key, what fits, what is said, which setting it has to fit); of what is left unsaid, nothing."""
+    launcher, engine = settings.launcher, settings.engine
+    kinds = {"cpu": ("MULTI_CPU", "FSDP", "MULTI_GPU"), "cuda": ("FSDP", "MULTI_GPU")}
+    kind = getattr(said.distributed_type, "value", said.distributed_type)
+    where = f"engine.device {engine.device} on {launcher.world_size} processes"
+    yield "distributed_type", kinds.get(engine.device, kinds["cpu"]), kind, where
+    if said.num_processes != -1:
+        processes = f"launcher ({launcher.processes} processes x {launcher.nodes} nodes)"
+        yield "num_processes", (launcher.world_size,), said.num_processes, processes
+    yield "num_machines", (launcher.nodes,), said.num_machines, "launcher.nodes"
+    if said.mixed_precision is not None:
+        yield "mixed_precision", (_PRECISION[engine.dtype],), said.mixed_precision, f"engine.dtype {engine.dtype}"
+    if said.use_cpu:
+        yield "use_cpu", (False,) if engine.device != "cpu" else (True,), True, f"engine.device {engine.device}"
+    compiled = said.dynamo_config.get("dynamo_backend", "NO")
+    yield "dynamo_config.dynamo_backend", ("NO",), compiled, "how updates are computed (without torch.compile)"
+    yield "mpirun_config", (False,), bool(said.mpirun_config), "how processes are started (launcher.command may)"
+    if kind == "FSDP":
+        yield from _fsdp_rules(said.fsdp_config, settings)
+    yield from _parallel_rules(said.parallelism_config, launcher)
+
+
+def _fsdp_rules(said: dict[str, Any], settings: Settings) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
+    version = said.get("fsdp_version", 1)  # accelerate's own default
+    yield "fsdp_config.fsdp_version", (2,), version, "how updates are computed (FSDP2)"
+    for name in ("fsdp_offload_params", "fsdp_activation_checkpointing_offload"):
+        yield (
+            f"fsdp_config.{name}",
+            (False,),
+            said.get(name) or False,
+            "how updates are computed (nothing is offloaded)",
+        )
+    if said.get("fsdp_activation_checkpointing"):
+        found = settings.optimizer.gradient_checkpointing
+        yield "fsdp_config.fsdp_activation_checkpointing", (found,), True, "optimizer.gradient_checkpointing"
+
+
+def _parallel_rules(
+    said: dict[str, Any], launcher: LauncherSettings
+) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
+    sizes = {key.removeprefix("parallelism_config_"): value for key, value in said.items()}
+    wanted = {
+        "dp_replicate_size": launcher.replicas,
+        "dp_shard_size": launcher.world_size // launcher.replicas,
+        **dict.fromkeys(("tp_size", "cp_size", "sp_size"), 1),
+    }
+    for name, size in wanted.items():
+        if name in sizes:
+            yield f"parallelism_config.{name}", (size,), sizes[name], f"launcher.replicas {launcher.replicas}"
