@@ -357,18 +357,24 @@ def test_signs_shares_and_the_most_changed() -> None:
 
 def test_row_weights_by_hand(cli: Cli, there: Path) -> None:
     """8 prompts, 4 updates, G = 4, 2 agents: each update has 8 own and 8 cross responses. `sum`: each counts 1/8;
-    `mean`: 1/16. Without sharing, `mean` is over the own ones alone: 1/8."""
+    `mean`: 1/16. Without sharing, `mean` is over the own ones alone: 1/8. Only what a learner can use has a weight."""
+
+    def kept(learner: str, kind: str) -> int:
+        rows = pl.read_parquet(f"artifacts/small/pool/step=0001/learner={learner}/*.parquet", hive_partitioning=False)
+        return rows.filter(pl.col("status") == "kept", pl.col("is_self") == (kind == "own")).height
+
+    assert kept("ada", "own") == 32
     tree = answer(cli, 1, "algorithm.loss.aggregation=mean")
     for learner in AGENTS:
         for kind in ("own", "cross"):
             part = tree["learners"][learner][kind]
-            assert part["differing"] == {"row_weight": 32}
+            assert part["differing"] == {"row_weight": kept(learner, kind)}
             assert part["spreads"]["row_weight"] == {"before": [0.125] * 7, "after": [0.0625] * 7}
         for change in tree["learners"][learner]["most_changed"]:
             assert change["after"]["gradient_weight"] == pytest.approx(change["before"]["gradient_weight"] / 2)
     tree = answer(cli, 1, "algorithm.loss.aggregation=mean", "algorithm.recipe=gspo")
     assert tree["learners"]["ada"]["own"]["spreads"]["row_weight"]["after"] == [0.125] * 7
-    assert tree["learners"]["ada"]["cross"]["dropped"] == 32
+    assert tree["learners"]["ada"]["cross"]["dropped"] == kept("ada", "cross")
 
 
 # --- what cannot be answered, and what is not there ------------------------------------------------------------------
