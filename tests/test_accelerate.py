@@ -85,6 +85,8 @@ def _parent(process: int) -> bytes:
         ({"distributed_type": "DEEPSPEED"}, {}, "expected MULTI_CPU or FSDP or MULTI_GPU, found DEEPSPEED"),
         ({"distributed_type": "NO"}, {}, "distributed_type contradicts engine.device cpu on 2 processes"),
         ({"dynamo_config": {"dynamo_backend": "INDUCTOR"}}, {}, "without torch.compile"),
+        ({"dynamo_config": {"backend": "INDUCTOR"}}, {}, "without torch.compile"),
+        ({"fsdp_config": {"version": 2, "offload_params": True}}, {}, "fsdp_offload_params contradicts"),
         ({"parallelism_config": {"parallelism_config_dp_replicate_size": 2}}, {}, "launcher.replicas 1 (expected 1"),
         ({"parallelism_config": {"parallelism_config_tp_size": 2}}, {}, "tp_size contradicts"),
         ({"processes": 2}, {}, "accelerate cannot read it"),

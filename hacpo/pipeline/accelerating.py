@@ -113,12 +113,17 @@ def _rules(said: Any, settings: Settings) -> Iterator[tuple[str, tuple[Any, ...]
         yield "mixed_precision", (_PRECISION[engine.dtype],), said.mixed_precision, f"engine.dtype {engine.dtype}"
     if said.use_cpu:
         yield "use_cpu", (False,) if engine.device != "cpu" else (True,), True, f"engine.device {engine.device}"
-    compiled = said.dynamo_config.get("dynamo_backend", "NO")
+    compiled = _named(said.dynamo_config, "dynamo_").get("dynamo_backend", "NO")
     yield "dynamo_config.dynamo_backend", ("NO",), compiled, "how updates are computed (without torch.compile)"
     yield "mpirun_config", (False,), bool(said.mpirun_config), "how processes are started (launcher.command may)"
     if kind == "FSDP":
-        yield from _fsdp_rules(said.fsdp_config, settings)
-    yield from _parallel_rules(said.parallelism_config, launcher)
+        yield from _fsdp_rules(_named(said.fsdp_config, "fsdp_"), settings)
+    yield from _parallel_rules(_named(said.parallelism_config, "parallelism_config_"), launcher)
+
+
+def _named(section: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """A section with its keys in full: accelerate takes them without their prefix too."""
+    return {key if key.startswith(prefix) else prefix + key: value for key, value in section.items()}
 
 
 def _fsdp_rules(said: dict[str, Any], settings: Settings) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
@@ -139,12 +144,11 @@ def _fsdp_rules(said: dict[str, Any], settings: Settings) -> Iterator[tuple[str,
 def _parallel_rules(
     said: dict[str, Any], launcher: LauncherSettings
 ) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
-    sizes = {key.removeprefix("parallelism_config_"): value for key, value in said.items()}
     wanted = {
         "dp_replicate_size": launcher.replicas,
         "dp_shard_size": launcher.world_size // launcher.replicas,
         **dict.fromkeys(("tp_size", "cp_size", "sp_size"), 1),
     }
     for name, size in wanted.items():
-        if name in sizes:
-            yield f"parallelism_config.{name}", (size,), sizes[name], f"launcher.replicas {launcher.replicas}"
+        found = said.get(f"parallelism_config_{name}", size)
+        yield f"parallelism_config.{name}", (size,), found, f"launcher.replicas {launcher.replicas}"
