@@ -341,6 +341,11 @@ class PromptSettings(Section):
     )
 
 
+MOST_KEPT = 1024
+"""`top_k` where `top_p` is given without one: what is kept at each position is stored, and a flat distribution would
+keep nearly the whole vocabulary (docs/sampling.md)."""
+
+
 class AgentSampling(Section):
     """How one agent's rollouts are drawn."""
 
@@ -349,7 +354,7 @@ class AgentSampling(Section):
     top_k: int | None = knob(
         None,
         doc="Draw from the so many likeliest tokens only, before `top_p`; the sampled distribution is truncated. null: "
-        "from all.",
+        f"from all, but from {MOST_KEPT} where `top_p` is below 1, for the kept ids of every token are stored.",
         unit="tokens",
         ge=1,
     )
@@ -360,6 +365,20 @@ class AgentSampling(Section):
         "Such a response has no EOS (docs/sampling.md).",
         strict=False,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded_support(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("top_k") is not None:
+            return given
+        top_p = given.get("top_p", 1.0)
+        cuts = isinstance(top_p, (int, float)) and top_p < 1
+        return {**given, "top_k": MOST_KEPT} if cuts else given
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from less than the whole vocabulary."""
+        return self.top_p < 1 or self.top_k is not None
 
     @model_validator(mode="after")
     def _stops_are_text(self) -> AgentSampling:

@@ -145,7 +145,7 @@ def build_pool(
             result = as_sampled(row, Limits() if own else replace(limits, tokens=room), score_eos=score_eos)
         rows.append(
             {
-                **_about(source, learner, row, score_eos=score_eos),
+                **_about(source, learner, row, score_eos=score_eos, retokenised=source in routes),
                 "prompt_token_ids": prompt,
                 "token_ids": result.token_ids,
                 "learner_tokens": len(result.token_ids),
@@ -176,9 +176,16 @@ def _check_prompts(
             )
 
 
-def _about(source: str, learner: str, row: Row, *, score_eos: bool) -> Row:
-    """The columns that say what the source sampled."""
+def _about(source: str, learner: str, row: Row, *, score_eos: bool, retokenised: bool) -> Row:
+    """The columns that say what the source sampled.
+
+    Where its sampling was truncated, the learner is restricted to the tokens that it kept; in other tokens that means
+    nothing, and whole vocabularies are compared. Own rollouts have their `support` beside them.
+    """
     scored = scored_tokens(row, score_eos=score_eos)
+    support, logprobs = row.get("support"), row["logprobs"][:scored]
+    if retokenised and support is not None:
+        logprobs = [*logprobs, *row["support_logprob"][:scored]]
     return {
         "rollout_id": row["rollout_id"],
         "problem_id": row["problem_id"],
@@ -187,10 +194,11 @@ def _about(source: str, learner: str, row: Row, *, score_eos: bool) -> Row:
         "is_self": source == learner,
         "reward": row["reward"],
         # fsum: exactly rounded, so an audit gets the same sum in any order.
-        "source_logprob": math.fsum(row["logprobs"][:scored]),
+        "source_logprob": math.fsum(logprobs),
         "source_tokens": scored,
         "text_bytes": len(row["text"].encode("utf-8")),
         "source_terminal": row["token_ids"][-1] if _scores_eos(row, score_eos) else None,
+        "support": None if support is None or retokenised or source == learner else support.head(scored),
     }
 
 

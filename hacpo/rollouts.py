@@ -47,10 +47,11 @@ def training_rows(
     sampler_cap: float | None,
     where: object,
 ) -> list[Row]:
-    """Rows of the pool with their `effective_advantage` and `sampler_weight`, and own ones with their `old_logprobs`.
+    """Rows of the pool with their `effective_advantage` and `sampler_weight`, own ones with their `old_logprobs`, and
+    all with the `support` that they are restricted to (`hacpo.support`; None: to nothing).
 
     Args:
-        own: the learner's rollouts: rollout_id, logprobs and, with a `sampler_cap`, sampler_logprobs.
+        own: the learner's rollouts: rollout_id, logprobs, support and, with a `sampler_cap`, sampler_logprobs.
         sampler_cap: largest weight of an own response (`hacpo.sampler_correction`); None: every weight is 1.
 
     Raises:
@@ -81,6 +82,7 @@ def training_rows(
 def _own_columns(row: Row, rollout: Row | None, sampler_cap: float | None, where: object) -> Row:
     if rollout is None:
         return {"old_logprobs": None, "sampler_weight": 1.0}
+    support = rollout.get("support")
     scored = len(row["token_ids"])  # without the EOS that pool left out, if it did (`importance.score_eos`)
     if not 0 <= len(rollout["logprobs"]) - scored <= 1:
         raise ArtifactError(
@@ -90,11 +92,11 @@ def _own_columns(row: Row, rollout: Row | None, sampler_cap: float | None, where
             found=scored,
             remedy="repeat pool of this step",
         )
-    logprobs = rollout["logprobs"][:scored]
-    if sampler_cap is None:
-        return {"old_logprobs": logprobs, "sampler_weight": 1.0}
-    log_weight = sequence_log_weight(logprobs, rollout["sampler_logprobs"][:scored])
-    return {"old_logprobs": logprobs, "sampler_weight": truncated_weight(log_weight, sampler_cap)}
+    logprobs, weight = rollout["logprobs"][:scored], 1.0
+    if sampler_cap is not None:
+        log_weight = sequence_log_weight(logprobs, rollout["sampler_logprobs"][:scored])
+        weight = truncated_weight(log_weight, sampler_cap)
+    return {"old_logprobs": logprobs, "sampler_weight": weight, "support": support and support.head(scored)}
 
 
 def in_order(

@@ -24,6 +24,8 @@ from hacpo.errors import ArtifactError, MissingInputError, StorageError
 
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _LOGPROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+SUPPORT = pa.list_(pa.field("element", _IDS, nullable=False))
+"""One list of kept token ids per token of a response (`hacpo.support`)."""
 _WINDOW = pa.list_(pa.field("element", pa.float64(), nullable=False))
 _WINDOW_OF_LISTS = pa.list_(pa.field("element", _WINDOW, nullable=False))
 
@@ -40,12 +42,17 @@ def _columns(**types: pa.DataType | tuple[pa.DataType, None]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Table:
-    """One kind of artifact: its name, columns and key."""
+    """One kind of artifact: its name, columns and key.
+
+    Attributes:
+        added: columns that tables made before may lack; they are null there.
+    """
 
     name: str
     schema: pa.Schema
     key: tuple[str, ...]
     version: int = 1
+    added: tuple[str, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -87,8 +94,11 @@ ROLLOUTS = Table(
         logprobs=_LOGPROBS,
         policy=pa.string(),
         stop_string=(pa.string(), None),
+        support=(SUPPORT, None),
+        support_logprob=(_LOGPROBS, None),
     ),
     ("rollout_id",),
+    added=("support", "support_logprob"),
 )
 VERDICTS = Table(
     "verdicts",
@@ -104,7 +114,7 @@ VERDICTS = Table(
     ),
     ("rollout_id",),
 )
-SIDE_ROLLOUTS = Table("side_rollouts", ROLLOUTS.schema, ROLLOUTS.key)
+SIDE_ROLLOUTS = Table("side_rollouts", ROLLOUTS.schema, ROLLOUTS.key, added=ROLLOUTS.added)
 SIDE_VERDICTS = Table("side_verdicts", VERDICTS.schema, VERDICTS.key)
 CAPABILITY = Table(
     "capability",
@@ -141,8 +151,10 @@ POOL = Table(
         as_sampled=pa.bool_(),
         source_terminal=(pa.int32(), None),
         learner_terminal=(pa.int32(), None),
+        support=(SUPPORT, None),
     ),
     ("rollout_id",),
+    added=("support",),
 )
 ADVANTAGES = Table(
     "advantages",
@@ -409,6 +421,8 @@ def _read_shard(
                 if columns is not None and wanted_field.name not in columns:
                     continue
                 times = schema.names.count(wanted_field.name)
+                if times == 0 and wanted_field.name in table.added:
+                    continue
                 if times != 1:
                     problem = "is there twice" if times else "is missing"
                     raise ArtifactError(f"column {wanted_field.name!r} {problem}", where=shard, remedy=remedy)
@@ -422,7 +436,7 @@ def _read_shard(
                         remedy=remedy,
                     )
             names = [name for name in table.schema.names if columns is None or name in columns]
-            content = file.read(columns=names).replace_schema_metadata(None)
+            content = with_added(file.read(columns=names), table, names).replace_schema_metadata(None)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ArtifactError(
             f"damaged or truncated: {str(error).splitlines()[0][:120]}", where=shard, remedy=remedy
@@ -431,6 +445,14 @@ def _read_shard(
         if content.column(name).null_count and not table.schema.field(name).nullable:
             raise ArtifactError(f"column {name!r} has nulls", where=shard, remedy=remedy)
     return content.cast(pa.schema([table.schema.field(name) for name in names]))
+
+
+def with_added(content: pa.Table, table: Table, names: Sequence[str]) -> pa.Table:
+    """The named columns in this order, those that the table was made without (`Table.added`) as nulls."""
+    for name in table.added:
+        if name in names and name not in content.column_names:
+            content = content.append_column(name, pa.nulls(len(content), table.schema.field(name).type))
+    return content.select(list(names))
 
 
 def _check_keys(path: Path, table: Table, content: pa.Table) -> None:

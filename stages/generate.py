@@ -45,13 +45,14 @@ def generate(
         overrides=overrides or (),
         steps_from=1,
     ) as stage:
-        from hacpo.engines.base import SamplingParameters, SamplingRequest
+        from hacpo.engines.base import SamplingParameters, SamplingRequest, rescored
         from hacpo.engines.loading import open_engine, open_tokenizer
         from hacpo.engines.saved import SavingSampler
         from hacpo.prompts import check_template, prompt_token_ids
         from hacpo.sampler_correction import sampler_metrics
         from hacpo.seeds import derive_seed
         from hacpo.stopping import stop_string
+        from hacpo.support import to_column
 
         settings, mine = stage.settings, stage.settings.agents[agent]
         table = schema.SIDE_ROLLOUTS if side else schema.ROLLOUTS
@@ -85,22 +86,22 @@ def generate(
             engine.sampler, engine.policy, settings.engine, stage.outputs.saved(table.name, step, agent)
         )
         begun = time.perf_counter()
-        responses = sampler.sample(
-            requests,
-            SamplingParameters(
-                sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k, sampling.stop
-            ),
-            stage.progress,
+        parameters = SamplingParameters(
+            sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k, sampling.stop, record=True
         )
+        responses = sampler.sample(requests, parameters, stage.progress)
         engine.rest()
         sampled = time.perf_counter()
-        logprobs = engine.scorer.score(
+        behaviour = rescored(
+            engine.scorer,
             [
                 (request.prompt_token_ids, response.token_ids)
                 for request, response in zip(requests, responses, strict=True)
             ],
-            temperature=sampling.temperature,
+            parameters,
+            [response.support for response in responses],
         )
+        logprobs = [response.logprobs for response in behaviour]
         scored = time.perf_counter()
         texts = [tokenizer.decode(response.token_ids) for response in responses]
         stage.write(
@@ -131,6 +132,8 @@ def generate(
                     )
                     for text, response in zip(texts, responses, strict=True)
                 ],
+                "support": to_column([response.support for response in behaviour]),
+                "support_logprob": [response.support_logprob for response in behaviour],
             },
             step=step,
             agent=agent,

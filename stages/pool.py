@@ -17,7 +17,18 @@ from hacpo.pipeline.stage import Stage, open_stage
 if TYPE_CHECKING:
     from hacpo.pooling import Limits, TextRoute
 
-_NEEDED = ("rollout_id", "problem_id", "sample", "token_ids", "text", "finish_reason", "stop_string", "logprobs")
+_NEEDED = (
+    "rollout_id",
+    "problem_id",
+    "sample",
+    "token_ids",
+    "text",
+    "finish_reason",
+    "stop_string",
+    "logprobs",
+    "support",
+    "support_logprob",
+)
 
 
 def pool(
@@ -33,6 +44,7 @@ def pool(
     from hacpo import schema
     from hacpo.pooling import Limits, build_pool
     from hacpo.rollouts import first_problems, with_rewards
+    from hacpo.support import to_columns, to_rows
 
     with open_stage(
         "pool",
@@ -66,7 +78,7 @@ def pool(
                 step=step,
                 agent=source,
             )
-            rollouts[source] = first_problems(with_rewards(table.to_pylist(), rewards.to_pylist()), limit)
+            rollouts[source] = first_problems(with_rewards(to_rows(table), rewards.to_pylist()), limit)
         rows = build_pool(
             problems,
             rollouts,
@@ -81,7 +93,7 @@ def pool(
         stage.write(
             stage.outputs.pool(step, learner),
             schema.POOL,
-            rows,
+            to_columns(rows, schema.POOL.schema.names),
             step=step,
             learner=learner,
             rows_per_shard=settings.storage.rows_per_shard,

@@ -112,6 +112,7 @@ def _rows(stage: Stage, agent: str) -> list[Row]:
     """The agent's pool with its advantages and its own log-probabilities, as training reads it."""
     from hacpo import schema
     from hacpo.rollouts import first_problems, training_rows
+    from hacpo.support import to_rows
 
     loss, step = stage.settings.algorithm.loss, stage.step
     sampler_cap = loss.sampler_correction_cap if loss.sampler_correction == "truncated" else None
@@ -128,12 +129,12 @@ def _rows(stage: Stage, agent: str) -> list[Row]:
         stage.inputs.rollouts(step, agent),
         schema.ROLLOUTS,
         "generate",
-        columns=["rollout_id", "logprobs", *(["sampler_logprobs"] if sampler_cap is not None else [])],
+        columns=["rollout_id", "logprobs", "support", *(["sampler_logprobs"] if sampler_cap is not None else [])],
         step=step,
         agent=agent,
     )
     rows = training_rows(
-        pool.to_pylist(), advantages.to_pylist(), own.to_pylist(), sampler_cap=sampler_cap, where=stage.title
+        to_rows(pool), advantages.to_pylist(), to_rows(own), sampler_cap=sampler_cap, where=stage.title
     )
     return first_problems(rows, stage.limit)
 

@@ -35,6 +35,7 @@ from hacpo.pipeline.plan import evaluated
 from hacpo.pipeline.session import Session
 from hacpo.pipeline.workers import Execute
 from hacpo.rollouts import Row
+from hacpo.support import Support, to_rows
 
 CHECK = "replay"
 """Name of the invariant in every finding of this module."""
@@ -140,9 +141,11 @@ class DeepAudit:
             most = TOLERANCE[self._run.settings.engine.dtype]
             near = functools.partial(_near, most=most)
             note = f"within {most:g} nats: another machine than the run's"
-            self._compare(path, recorded, rescored, "logprobs", near=near, note=note)
+            for column in ("logprobs", "support_logprob"):
+                self._compare(path, recorded, rescored, column, near=near, note=note)
         elif self._samples_elsewhere("sampling again"):
-            self._compare(path, recorded, rescored, "logprobs")
+            for column in ("logprobs", "support_logprob"):
+                self._compare(path, recorded, rescored, column)
         else:
             with self._repeated("generate", step, agent, before) as done:
                 fresh = self._rows(self._replay.rollouts(step, agent), schema.ROLLOUTS)
@@ -164,7 +167,9 @@ class DeepAudit:
                 self._compare_all(path, recorded, fresh, schema.SIDE_ROLLOUTS)
 
     def _rescored(self, checkpoint: Path, agent: str, recorded: Mapping[str, Row]) -> dict[str, Row]:
-        """`policy` and `logprobs` of recorded tokens under a checkpoint, in the order and batches of `generate`."""
+        """`policy`, `logprobs` and `support_logprob` of recorded tokens within their support under a checkpoint, in the
+        order and batches of `generate`."""
+        from hacpo.engines.base import SamplingParameters, rescored
         from hacpo.engines.loading import open_model
         from hacpo.engines.transformers import TransformersEngine
 
@@ -177,13 +182,20 @@ class DeepAudit:
             batch_size=settings.engine.batch_size,
             batch_tokens=settings.engine.batch_tokens,
         )
-        fresh = scorer.score(
+        sampling = settings.agents[agent].sampling
+        fresh = rescored(
+            scorer,
             [(row["prompt_token_ids"], row["token_ids"]) for row in recorded.values()],
-            temperature=settings.agents[agent].sampling.temperature,
+            SamplingParameters(sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k),
+            [row["support"] for row in recorded.values()],
         )
         return {
-            key: {"policy": policy, "logprobs": logprobs.tolist()}
-            for key, logprobs in zip(recorded, fresh, strict=True)
+            key: {
+                "policy": policy,
+                "logprobs": one.logprobs.tolist(),
+                "support_logprob": None if one.support_logprob is None else one.support_logprob.tolist(),
+            }
+            for key, one in zip(recorded, fresh, strict=True)
         }
 
     def _samples_elsewhere(self, what: str) -> bool:
@@ -306,7 +318,7 @@ class DeepAudit:
     def _rows(self, path: Path, table: schema.Table) -> dict[str, Row]:
         """Rows by their key; none where the table cannot be read (the audit of the tables says so)."""
         try:
-            rows = schema.read_table(path, table).to_pylist()
+            rows = to_rows(schema.read_table(path, table))
         except HacpoError:
             return {}
         # A step's updates see each response once.
@@ -355,12 +367,15 @@ def _said(error: Exception) -> str:
 
 
 def _near(_: Row, found: Any, wanted: Any, most: float) -> bool:
+    if found is None or wanted is None:
+        return found is wanted
     one, other = np.asarray(found, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
     return one.shape == other.shape and bool((np.abs(one - other) <= most).all())
 
 
 def _first_difference(column: str, wanted: Any, found: Any) -> tuple[str, Any, Any]:
     """Where in a list value the first difference is; other values as they are."""
+    wanted, found = (one.lists() if isinstance(one, Support) else one for one in (wanted, found))
     if not isinstance(wanted, list) or not isinstance(found, list):
         return column, wanted, found
     for index, (one, other) in enumerate(zip(wanted, found, strict=False)):

@@ -28,9 +28,11 @@ class ListColumn:
 
     @classmethod
     def of(cls, column: Any) -> Self:
-        """From an Arrow list column without nulls."""
+        """From an Arrow list column; a null counts as an empty list."""
         pieces = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        lengths = [np.asarray(pa.compute.list_value_length(piece), dtype=np.int64) for piece in pieces]
+        lengths = [
+            np.asarray(pa.compute.fill_null(pa.compute.list_value_length(piece), 0), dtype=np.int64) for piece in pieces
+        ]
         values = [piece.flatten().to_numpy(zero_copy_only=False) for piece in pieces]
         if len(pieces) == 1:
             return cls(lengths[0], values[0])

@@ -19,6 +19,7 @@ from hacpo.audit.metrics import check_metrics
 from hacpo.audit.responses import Floats, Responses, response_ids
 from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
+from hacpo.audit.supports import check_pooled_support
 from hacpo.audit.tables import read
 from hacpo.pooling import Limits
 
@@ -119,14 +120,22 @@ def _check_source(
     rows.equal("pool", "text_bytes", responses.text_bytes[order.response], where=mine, note=note)
     terminal = responses.terminal.take(pa.array(order.response))
     rows.equal("pool", "source_terminal", terminal, where=mine, note=f"the scored token that ended it, {note}")
-    rows.close(
-        "pool",
-        "source_logprob",
-        responses.source_logprob[order.response],
-        relative=TOLERANCE,
-        absolute=1e-12,
-        where=mine,
-        note=f"sum over the scored tokens of {source}'s logprobs",
+    ids_kept = rows.flags("as_sampled")
+    for where, sums, of in (
+        (ids_kept, responses.source_logprob, "logprobs"),
+        (~ids_kept, responses.whole_logprob, "logprobs and support_logprob"),
+    ):
+        rows.close(
+            "pool",
+            "source_logprob",
+            sums[order.response],
+            relative=TOLERANCE,
+            absolute=1e-12,
+            where=mine & where,
+            note=f"sum over the scored tokens of {source}'s {of}",
+        )
+    check_pooled_support(
+        rows, mine, ids_kept & ~rows.flags("is_self"), responses.support, order.response, responses.scored
     )
 
 

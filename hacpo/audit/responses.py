@@ -19,6 +19,7 @@ from hacpo.audit.lists import Flags, Ints, ListColumn
 from hacpo.audit.metrics import check_metrics
 from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
+from hacpo.audit.supports import check_support
 from hacpo.audit.tables import read
 from hacpo.layout import Layout
 from hacpo.sampler_correction import effective_sample_size
@@ -88,6 +89,8 @@ class Responses:
         ids: rollout_id.
         present: which rows are there; values of others mean nothing.
         tokens, logprobs, sampler_logprobs, prompts: of each response.
+        support: what truncated sampling kept; an Arrow column, null where nothing was cut.
+        support_logprob: per token, log of the mass that truncated sampling kept; 0 where nothing was cut.
         scored: how many of a response's sampled tokens are scored.
         terminal: the token that ended it, if that is scored: Arrow int32, null where there is none.
         text_bytes: UTF-8 bytes of the text.
@@ -99,6 +102,8 @@ class Responses:
     tokens: ListColumn
     logprobs: ListColumn
     sampler_logprobs: ListColumn
+    support: Any
+    support_logprob: ListColumn
     prompts: ListColumn
     scored: Ints
     terminal: Any
@@ -117,6 +122,12 @@ class Responses:
         """Sum of the scored tokens' log-probabilities; NaN where it cannot be told."""
         sums = self.logprobs.heads(np.minimum(self.scored, self.logprobs.lengths)).sums()
         return np.where(self.comparable & np.isfinite(sums), sums, np.nan)
+
+    @cached_property
+    def whole_logprob(self) -> Floats:
+        """The same over the whole vocabulary: with the mass that truncated sampling kept."""
+        sums = self.support_logprob.heads(np.minimum(self.scored, self.support_logprob.lengths)).sums()
+        return np.where(np.isfinite(sums), self.source_logprob + sums, np.nan)
 
     @cached_property
     def sampler_log_weight(self) -> Floats:
@@ -150,7 +161,8 @@ def check_rollouts(run: AuditRun, batch: Batch, agent: str, drawn: Drawn) -> Res
     responses = _responses(run, rows, finish)
     _check_tokens(run, rows, responses, finish, agent, group)
     _check_stop_strings(run, rows, responses, agent)
-    _check_logprobs(run, rows, responses, agent)
+    _check_logprobs(run, rows, responses)
+    check_support(run, rows, responses.tokens, responses.support_logprob, agent)
     policy = run.policy(step - 1, agent)
     if policy is None and (pruned := run.pruned.get(agent, {}).get(step - 1)) is not None:
         run.skip(f"policy of {agent}'s rollouts against the weights", "the checkpoint was pruned, its hash was noted")
@@ -179,6 +191,8 @@ def _responses(run: AuditRun, rows: Rows, finish: Any) -> Responses:
         tokens=tokens,
         logprobs=rows.lists("logprobs"),
         sampler_logprobs=rows.lists("sampler_logprobs"),
+        support=rows.arrow("support"),
+        support_logprob=rows.lists("support_logprob"),
         prompts=rows.lists("prompt_token_ids"),
         scored=scored,
         terminal=tokens.last(by_eos & (scored == tokens.lengths)),
@@ -240,7 +254,7 @@ def _check_stop_strings(run: AuditRun, rows: Rows, responses: Responses, agent: 
     rows.require("rollouts", "stop_string", same, wanted, note="what ended the text, if that was no EOS")
 
 
-def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses, agent: str) -> None:
+def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
     """As many as tokens, finite, not positive, and alike on both sides where only rounding parts them."""
     lengths = responses.tokens.lengths
     for column, logprobs in (("logprobs", responses.logprobs), ("sampler_logprobs", responses.sampler_logprobs)):
@@ -251,13 +265,11 @@ def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses, agent: str)
         if not good.all():
             fine = ListColumn(logprobs.lengths, good).all_true()
             rows.require("rollouts", column, fine, "finite numbers not above 0", found=logprobs)
-    engine, sampling = run.settings.engine, run.settings.agents[agent].sampling
+    engine = run.settings.engine
     on_transformers = engine.name == "transformers" or (engine.name == "auto" and engine.device == "cpu")
-    whole = sampling.top_p == 1.0 and sampling.top_k is None
-    if not (on_transformers and engine.dtype == "float32" and whole):
+    if not (on_transformers and engine.dtype == "float32"):
         run.skip(
-            "sampler_logprobs against logprobs",
-            "only transformers in float32, without top_p and top_k, must give the same but for rounding",
+            "sampler_logprobs against logprobs", "only transformers in float32 must give the same but for rounding"
         )
     elif responses.comparable.all():
         far = np.abs(responses.logprobs.values - responses.sampler_logprobs.values) > SAMPLER_TOLERANCE

@@ -136,6 +136,8 @@ def _read_shard(
     usable = True
     for field in table.schema:
         if field.name not in types:
+            if field.name in table.added:
+                continue
             run.find("columns", shard, column=field.name, expected=field.type, found="no such column")
             usable = False
         elif types[field.name] != field.type:
@@ -145,7 +147,9 @@ def _read_shard(
             missing = content[field.name].null_count
             run.find("columns", shard, column=field.name, expected="a value", found="null", count=missing)
             usable = False
-    return content.replace_schema_metadata(None).cast(table.schema) if usable else None
+    if not usable:
+        return None
+    return schema.with_added(content, table, table.schema.names).replace_schema_metadata(None).cast(table.schema)
 
 
 def _check_settings(run: AuditRun, shard: Path, text: str, wanted: Mapping[str, Any]) -> None:

@@ -7,12 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hacpo.check.remarks import Remark, error, to_do, warning
-from hacpo.config import EngineSettings, Settings
+from hacpo.config import MOST_KEPT, EngineSettings, Settings
 from hacpo.engines.refusals import not_with_model
 from hacpo.errors import HacpoError
 from hacpo.estimate.shapes import ModelShape
 from hacpo.pipeline.accelerating import accelerate_command
 from hacpo.servers import server_url
+
+LEAST_NUCLEUS = 0.5
+"""A token likelier than this, as most sampled tokens of a trained model are, is all that a smaller nucleus keeps."""
+
+MOST_WEIGHED = 1000
+"""Tokens over which differences of .01 a token (bfloat16, measured) may add up to a weight of e^-10, or cancel."""
 
 
 def check_fit(settings: Settings, folder: Path, shapes: Mapping[str, ModelShape | None]) -> Iterator[Remark]:
@@ -26,6 +32,7 @@ def check_fit(settings: Settings, folder: Path, shapes: Mapping[str, ModelShape 
         if shape is not None:
             yield from _check_lengths(settings, name, shape)
             yield from _check_parallel(settings.engine, name, shape)
+    yield from _check_truncation(settings)
     yield from _check_batches(settings)
     yield from _check_benchmarks(settings)
     yield from _check_installed(settings)
@@ -84,6 +91,35 @@ def _check_parallel(engine: EngineSettings, name: str, shape: ModelShape) -> Ite
         refused = not_with_model(engine, config)
         if refused is not None:
             yield error(f"{refused[0]} (agent {name}): {refused[1]}")
+
+
+def _check_truncation(settings: Settings) -> Iterator[Remark]:
+    """Truncated sampling from which nothing is learned, or that stores too much; weights that multiply to nothing."""
+    loss, longest = settings.algorithm.loss, 0
+    for name, agent in settings.agents.items():
+        where, sampling = f"agents.{name}.sampling", agent.sampling
+        longest = max(longest, sampling.max_new_tokens)
+        if sampling.top_k == 1:
+            yield warning(
+                f"{where}.top_k: 1 keeps one token, whose log-probability is 0 whatever the model says: {name} learns "
+                "nothing from its own responses; raise it"
+            )
+        elif sampling.top_p < LEAST_NUCLEUS:
+            yield warning(
+                f"{where}.top_p: {sampling.top_p:g} keeps one token at most positions, from which nothing is learned; "
+                "raise it"
+            )
+        if sampling.top_k is not None and sampling.top_k > MOST_KEPT:
+            yield warning(
+                f"{where}.top_k: {sampling.top_k:,} stores up to {sampling.top_k:,} ids for every sampled token "
+                f"(docs/sampling.md); lower it to {MOST_KEPT:,} or less"
+            )
+    if loss.sampler_correction != "none" and settings.engine.dtype == "bfloat16" and longest > MOST_WEIGHED:
+        yield warning(
+            f"algorithm.loss.sampler_correction: its weight is a product over up to {longest:,} tokens, and bfloat16 "
+            "rounds each by about .01: few responses may be left; watch sampler_ess, or set engine.dtype float32 or "
+            "sampler_correction none"
+        )
 
 
 def _check_batches(settings: Settings) -> Iterator[Remark]:

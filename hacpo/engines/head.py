@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hacpo.engines.truncation import KeptTokens
+
 CHUNK_LOGITS = 1 << 26
 """Logits held at once, 256 MiB in float32: as large as makes the product efficient, small beside any real model."""
 
@@ -71,7 +73,9 @@ def _reproduces(model: Any, head: Head) -> bool:
     return own.shape == rebuilt.shape and bool((own - rebuilt).abs().max() <= _PROBE_TOLERANCE * own.abs().max())
 
 
-def chunked_logprobs(hidden_nh: Tensor, targets_n: Tensor, head: Head, temperature: float) -> Tensor:
+def chunked_logprobs(
+    hidden_nh: Tensor, targets_n: Tensor, head: Head, temperature: float, support: KeptTokens | None = None
+) -> Tensor:
     """log softmax(logits / temperature) at each token's target, float32 [N]; differentiable in hidden states and head.
 
     Args:
@@ -79,11 +83,18 @@ def chunked_logprobs(hidden_nh: Tensor, targets_n: Tensor, head: Head, temperatu
         targets_n: the token predicted there, int64.
         head: the model's.
         temperature: sampling temperature.
+        support: the softmax is over these ids only; None: over the vocabulary.
     """
     result: Tensor = _ChunkedLogprobs.apply(
-        hidden_nh, head.weight_vh, head.bias_v, targets_n, head.scale, head.softcap, temperature
+        hidden_nh, head.weight_vh, head.bias_v, targets_n, head.scale, head.softcap, temperature, support
     )  # type: ignore[no-untyped-call]
     return result
+
+
+def chunked_logits(hidden_nh: Tensor, head: Head) -> Iterator[tuple[slice, Tensor]]:
+    """Logits of some tokens after others, [n, V] each; for callers that want no gradient."""
+    for chunk in chunks(len(hidden_nh), len(head.weight_vh)):
+        yield chunk, head.logits(hidden_nh[chunk])
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -97,34 +108,39 @@ class _ChunkedLogprobs(torch.autograd.Function):
         scale: float,
         softcap: float | None,
         temperature: float,
+        support: KeptTokens | None,
     ) -> Tensor:
         head = Head(weight_vh, bias_v, scale, softcap)
         normaliser_n = hidden_nh.new_empty(len(targets_n), dtype=torch.float32)
         chosen_n = torch.empty_like(normaliser_n)
-        for chunk in _chunks(len(targets_n), len(weight_vh)):
+        for chunk in chunks(len(targets_n), len(weight_vh)):
             logits_nv = head.logits(hidden_nh[chunk]).div_(temperature)
-            normaliser_n[chunk] = logits_nv.logsumexp(dim=-1)
+            kept = None if support is None else support.of_tokens(chunk, len(weight_vh))
+            normaliser_n[chunk] = logits_nv.logsumexp(dim=-1) if kept is None else kept.normaliser(logits_nv)
             chosen_n[chunk] = logits_nv.gather(-1, targets_n[chunk, None]).squeeze(-1)
         ctx.save_for_backward(hidden_nh, weight_vh, bias_v, targets_n, normaliser_n)
-        ctx.constants = (scale, softcap, temperature)
+        ctx.constants = (scale, softcap, temperature, support)
         return chosen_n - normaliser_n
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_n: Tensor) -> tuple[Tensor | None, ...]:
         hidden_nh, weight_vh, bias_v, targets_n, normaliser_n = ctx.saved_tensors
-        scale, softcap, temperature = ctx.constants
+        scale, softcap, temperature, support = ctx.constants
         head = Head(weight_vh, bias_v, scale, softcap)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden_nh) if wants_hidden else None
         # Sums over chunks are kept in float32: bfloat16 would drop what later chunks add.
         grad_weight = torch.zeros_like(weight_vh, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias_v, dtype=torch.float32) if wants_bias else None
-        for chunk in _chunks(len(targets_n), len(weight_vh)):
+        for chunk in chunks(len(targets_n), len(weight_vh)):
             logits_nv = head.logits(hidden_nh[chunk])
             slope_nv = None if softcap is None else 1.0 - (logits_nv / softcap).square_()
-            # d logprob / d logits = (one-hot(target) - softmax) / temperature
-            grad_nv = logits_nv.div_(temperature).sub_(normaliser_n[chunk, None]).exp_().mul_(-grad_n[chunk, None])
+            # d logprob / d logits = (one-hot(target) - softmax) / temperature, the softmax over what is kept
+            grad_nv = logits_nv.div_(temperature).sub_(normaliser_n[chunk, None]).exp_()
+            if support is not None:
+                support.of_tokens(chunk, len(weight_vh)).restrict_(grad_nv)
+            grad_nv.mul_(-grad_n[chunk, None])
             grad_nv.scatter_add_(-1, targets_n[chunk, None], grad_n[chunk, None])
             grad_nv.mul_(scale / temperature)
             if slope_nv is not None:
@@ -140,7 +156,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight_vh.dtype),
             None if grad_bias is None else grad_bias.to(weight_vh.dtype),
-            *(None,) * 4,
+            *(None,) * 5,
         )
 
 
@@ -154,6 +170,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left.float(), right.float())
 
 
-def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
+def chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
+    """Tokens whose logits are held at once."""
     size = max(1, CHUNK_LOGITS // vocabulary)
     return (slice(start, start + size) for start in range(0, tokens, size))

@@ -22,6 +22,7 @@ from hacpo import schema
 from hacpo.config import EngineSettings
 from hacpo.engines.base import OnProgress, SampledResponse, Sampler, SamplingParameters, SamplingRequest
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
+from hacpo.support import to_column, to_rows
 
 _BLOCK = schema.Table(
     "saved_responses",
@@ -31,6 +32,7 @@ _BLOCK = schema.Table(
             schema.ROLLOUTS.schema.field("token_ids"),
             schema.ROLLOUTS.schema.field("sampler_logprobs"),
             schema.ROLLOUTS.schema.field("finish_reason"),
+            schema.ROLLOUTS.schema.field("support"),
         ]
     ),
     ("request",),
@@ -97,6 +99,7 @@ def _save(path: Path, responses: Sequence[SampledResponse]) -> None:
         "token_ids": [response.token_ids for response in responses],
         "sampler_logprobs": [response.logprobs for response in responses],
         "finish_reason": [response.finish_reason for response in responses],
+        "support": to_column([response.support for response in responses]),
     }
     try:
         schema.write_table(path, _BLOCK, schema.to_arrow(_BLOCK, columns), run="")
@@ -107,12 +110,14 @@ def _save(path: Path, responses: Sequence[SampledResponse]) -> None:
 def _saved(path: Path, count: int) -> list[SampledResponse] | None:
     """The saved block, or None where there is none that is whole."""
     try:
-        rows = schema.read_table(path, _BLOCK).to_pylist()
+        table = schema.read_table(path, _BLOCK)
     except (ArtifactError, MissingInputError):
         return None
-    if len(rows) != count:
+    if len(table) != count:
         return None
     return [
-        SampledResponse(row["token_ids"], np.array(row["sampler_logprobs"], dtype=np.float32), row["finish_reason"])
-        for row in rows
+        SampledResponse(
+            row["token_ids"], np.array(row["sampler_logprobs"], dtype=np.float32), row["finish_reason"], row["support"]
+        )
+        for row in to_rows(table)
     ]

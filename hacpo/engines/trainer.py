@@ -130,7 +130,12 @@ class Trainer:
         return self.device
 
     def _logprobs(self, policy: Policy, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = collate([(row["prompt_token_ids"], row["token_ids"]) for row in rows], self.pad_token_id, self._device)
+        batch = collate(
+            [(row["prompt_token_ids"], row["token_ids"]) for row in rows],
+            self.pad_token_id,
+            self._device,
+            [row.get("support") for row in rows],
+        )
         return policy(batch, self.temperature), batch.mask
 
     @torch.no_grad()

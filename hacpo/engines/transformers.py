@@ -7,7 +7,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,16 @@ from transformers import (
 )
 
 from hacpo.batching import batches
-from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, SamplingRequest
-from hacpo.engines.logprobs import collate, token_logprobs
+from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse
+from hacpo.engines.logprobs import collate, support_scores, token_logprobs
+from hacpo.engines.truncation import SupportRecorder, truncated
 from hacpo.stopping import StopStrings
+from hacpo.support import Support
 
 
 class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
-    """Chooses the next token of every row and leaves only it possible; remembers its log-probability."""
+    """Chooses the next token of every row and leaves only it possible; remembers its log-probability and, if that is
+    asked for, what it was drawn from."""
 
     def __init__(self, uniforms: torch.Tensor, parameters: SamplingParameters) -> None:
         self.uniforms = uniforms  # float64 [B, T]
@@ -37,37 +40,22 @@ class _SeededChoice(LogitsProcessor):  # type: ignore[misc]
         self.top_k = parameters.top_k
         self.tokens: list[torch.Tensor] = []
         self.logprobs: list[torch.Tensor] = []
+        self.support = SupportRecorder() if parameters.record and parameters.truncates else None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         logprobs = torch.log_softmax(scores.float() / (self.temperature or 1.0), dim=-1)
         if self.temperature == 0:
             chosen = logprobs.argmax(dim=-1, keepdim=True)
         else:
-            if self.top_k is not None:
-                logprobs = torch.log_softmax(_likeliest(logprobs, self.top_k), dim=-1)
-            if self.top_p < 1:
-                logprobs = torch.log_softmax(_nucleus(logprobs, self.top_p), dim=-1)
+            logprobs = truncated(logprobs, top_p=self.top_p, top_k=self.top_k)
+            if self.support is not None:
+                self.support.add(logprobs.isfinite())
             cumulative = logprobs.double().exp().cumsum(dim=-1)
             drawn = self.uniforms[:, len(self.tokens), None] * cumulative[:, -1:]
             chosen = torch.searchsorted(cumulative, drawn, right=True).clamp_(max=logprobs.shape[-1] - 1)
         self.tokens.append(chosen.squeeze(-1))
         self.logprobs.append(logprobs.gather(-1, chosen).squeeze(-1))
         return torch.full_like(scores, float("-inf")).scatter_(-1, chosen, 0.0)
-
-
-def _likeliest(logprobs: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Log-probabilities with all but the `top_k` likeliest tokens set to -inf; those as likely as the last one stay."""
-    least = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1).values[..., -1:]
-    return logprobs.masked_fill(logprobs < least, float("-inf"))
-
-
-def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Log-probabilities with all but the smallest set of likeliest tokens of mass `top_p` set to -inf."""
-    ordered, index = logprobs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.exp().cumsum(dim=-1) - ordered.exp()
-    return torch.full_like(logprobs, float("-inf")).scatter(
-        -1, index, ordered.masked_fill(before >= top_p, float("-inf"))
-    )
 
 
 class _StopsAtStrings(StoppingCriteria):  # type: ignore[misc]
@@ -179,7 +167,12 @@ class TransformersEngine:
             stops = [one.counts[row] for one in ends if row in one.counts] + [*np.flatnonzero(ended[row])[:1] + 1]
             count = int(min(stops, default=tokens.shape[1]))
             responses.append(
-                SampledResponse(tokens[row, :count].tolist(), logprobs[row, :count], "stop" if stops else "length")
+                SampledResponse(
+                    tokens[row, :count].tolist(),
+                    logprobs[row, :count],
+                    "stop" if stops else "length",
+                    None if choice.support is None else choice.support.of(row, count),
+                )
             )
         return responses
 
@@ -192,19 +185,45 @@ class TransformersEngine:
         on_progress: OnProgress | None = None,
     ) -> list[npt.NDArray[np.float32]]:
         """See `base.Scorer`."""
+        scored: dict[int, npt.NDArray[np.float32]] = {}
+        for rows in self._batches(sequences):
+            batch = [sequences[row] for row in rows]
+            values = token_logprobs(self._model, collate(batch, self._pad, self._model.device), temperature)
+            for row, logprobs in zip(rows, values.cpu().numpy(), strict=True):
+                scored[row] = logprobs[: len(sequences[row][1])].copy()
+            if on_progress:
+                on_progress(len(scored), len(sequences))
+        return [scored[index] for index in range(len(sequences))]
+
+    @torch.inference_mode()
+    def score_truncated(
+        self,
+        sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+        parameters: SamplingParameters,
+        supports: Sequence[Support] | None,
+    ) -> list[ScoredResponse]:
+        """See `base.Scorer`."""
+        scored: dict[int, ScoredResponse] = {}
+        for rows in self._batches(sequences):
+            known = None if supports is None else [supports[row] for row in rows]
+            batch = collate([sequences[row] for row in rows], self._pad, self._model.device, known)
+            found = support_scores(
+                self._model, batch, parameters.temperature, top_p=parameters.top_p, top_k=parameters.top_k
+            )
+            counts = [len(sequences[row][1]) for row in rows]
+            ends = np.cumsum(counts)[:-1]
+            parts = [np.split(values.cpu().numpy(), ends) for values in (found.logprobs, found.support_logprobs)]
+            for row, *columns in zip(rows, *parts, found.support.supports(counts), strict=True):
+                scored[row] = ScoredResponse(*columns)
+        return [scored[index] for index in range(len(sequences))]
+
+    def _batches(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[list[int]]:
+        """Which sequences are scored together, in order of length where tokens are bounded."""
         lengths = [len(prompt) + len(response) for prompt, response in sequences]
         order = list(range(len(sequences)))
         if self._batch_tokens is not None:
             order.sort(key=lengths.__getitem__)
-        scored: dict[int, npt.NDArray[np.float32]] = {}
         for part in batches(
             [lengths[index] for index in order], most_rows=self._batch_size, most_tokens=self._batch_tokens
         ):
-            batch = [sequences[order[at]] for at in part]
-            logprobs = token_logprobs(self._model, collate(batch, self._pad, self._model.device), temperature)
-            values = logprobs.cpu().numpy()
-            for row, at in enumerate(part):
-                scored[order[at]] = values[row, : len(batch[row][1])].copy()
-            if on_progress:
-                on_progress(len(scored), len(sequences))
-        return [scored[index] for index in range(len(sequences))]
+            yield [order[at] for at in part]

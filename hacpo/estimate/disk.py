@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hacpo.config import RetentionSettings, Settings
+from hacpo.config import AgentSampling, RetentionSettings, Settings
 from hacpo.estimate.lengths import SMALL_VOCABULARY
 from hacpo.estimate.shapes import ModelShape
 from hacpo.estimate.workload import AgentWork
@@ -48,6 +48,16 @@ _SMALL = {
     "evaluations": Cost(4_000, 4, 0.0, 0.3),
     "prompts": Cost(2_500, 40),
 }
+
+KEPT_BEYOND = 1.2
+"""Ids that `top_p` keeps at a position on average, times the mass 1 - top_p that it leaves out: docs/sampling.md has
+what was measured from .8 to .99 at temperature 1."""
+
+_KEPT_ID = {True: 1.4, False: 2.0}
+"""Bytes of a kept id where `top_k` alone decides how many there are, and where `top_p` does (docs/sampling.md)."""
+
+_KEPT_MASS = 4.3
+"""Bytes of a position's `support_logprob`."""
 
 METRICS = 350
 """Bytes of one stage's metrics file."""
@@ -121,6 +131,32 @@ def tables_of(work: AgentWork, shape: ModelShape, rows_per_shard: int) -> tuple[
     return step, size("evaluations", asked.responses, 0.0, asked.tokens) if asked.responses else 0.0
 
 
+def support_bytes(sampling: AgentSampling, shape: ModelShape) -> float:
+    """Bytes of a sampled token's kept ids; 0 where sampling is not truncated."""
+    if not sampling.truncates:
+        return 0.0
+    whole_mass = sampling.top_p == 1
+    most = [sampling.top_k or shape.vocabulary, shape.vocabulary]
+    return _KEPT_ID[whole_mass] * min(most if whole_mass else [*most, KEPT_BEYOND / (1 - sampling.top_p)])
+
+
+def _supports(
+    settings: Settings, work: dict[str, AgentWork], shapes: dict[str, ModelShape]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes that truncated sampling adds to one step's (rollouts, pool) of each agent.
+
+    Pools repeat what others kept where the token ids are the same; vocabularies of one size stand for that here.
+    """
+    rollouts, pools = dict.fromkeys(work, 0.0), dict.fromkeys(work, 0.0)
+    for source, agent in work.items():
+        each = support_bytes(settings.agents[source].sampling, shapes[source])
+        rollouts[source] = agent.step.tokens * (each + (_KEPT_MASS if each else 0.0))
+        for learner in work if settings.algorithm.rollouts.share else ():
+            if learner != source and shapes[learner].vocabulary == shapes[source].vocabulary:
+                pools[learner] += agent.step.tokens * each
+    return rollouts, pools
+
+
 def _costs(shape: ModelShape) -> dict[str, Cost]:
     return _SMALL if shape.vocabulary < SMALL_VOCABULARY else _REAL
 
@@ -153,8 +189,13 @@ def disk(
     """What a run writes, and what retention leaves of it."""
     step: dict[str, float] = {}
     evaluation = 0.0
+    rollouts, pools = _supports(settings, work, shapes)
     for name, agent in work.items():
         tables, answers = tables_of(agent, shapes[name], settings.storage.rows_per_shard)
+        tables["rollouts"] += rollouts[name]
+        tables["pool"] += pools[name]
+        if "side_rollouts" in tables:
+            tables["side_rollouts"] += rollouts[name] * agent.side.tokens / agent.step.tokens
         step = {table: step.get(table, 0.0) + size for table, size in tables.items()}
         evaluation += answers
     # Two files that a step has once: its prompts, and the agents' capabilities.

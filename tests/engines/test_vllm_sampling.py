@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from hacpo.config import EngineSettings
-from hacpo.engines.base import SampledResponse, SamplingParameters, SamplingRequest
+from hacpo.engines.base import SampledResponse, SamplingParameters, SamplingRequest, rescored
 from hacpo.engines.cache import ModelCache
 from hacpo.engines.chat_templates import settle_chat
 from hacpo.engines.loading import Engine, open_engine
-from hacpo.engines.transformers import _likeliest, _nucleus
+from hacpo.engines.truncation import truncated
 from hacpo.stopping import completed_at, first_stop
 from tokenizer_kinds import write_model
 
@@ -83,14 +83,29 @@ def test_a_truncated_distribution_is_the_same_one(both: tuple[Engine, Any], top_
     assert sum(len(one.prompt_token_ids) for one in asked) > 4096  # more than vLLM takes in one pass
     with torch.inference_mode():
         logits = plain.scorer._model(torch.tensor([asked[0].prompt_token_ids])).logits[0, -1:].float() / 0.7
-    wanted = torch.log_softmax(logits, dim=-1)
-    if top_k is not None:
-        wanted = torch.log_softmax(_likeliest(wanted, top_k), dim=-1)
-    if top_p < 1:
-        wanted = torch.log_softmax(_nucleus(wanted, top_p), dim=-1)
+    wanted = truncated(torch.log_softmax(logits, dim=-1), top_p=top_p, top_k=top_k)
     for sampler in (plain.sampler, vllm):
         drawn = sampler.sample(asked, SamplingParameters(0.7, 1, top_p, top_k))
         tokens = [response.token_ids[0] for response in drawn]
         found = np.array([response.logprobs[0] for response in drawn])
         np.testing.assert_allclose(found, wanted[0, tokens].numpy(), atol=1e-4)
         assert len({*tokens}) == int(wanted.isfinite().sum())  # all that are left are drawn in 200 tries
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 5), (0.6, 5), (0.8, 1024)])
+def test_what_vllm_kept_is_found_again(both: tuple[Engine, Any], top_p: float, top_k: int) -> None:
+    """vLLM does not say what it kept; the training stack keeps the same tokens by the same rule, so that the behaviour
+    policy is the one that vLLM drew from. Over the vocabulary it would be the kept mass less likely at every token."""
+    plain, vllm = both
+    asked = requests(plain)
+    parameters = SamplingParameters(0.7, LONGEST, top_p, top_k, record=True)
+    drawn = vllm.sample(asked, parameters)
+    sequences = [(one.prompt_token_ids, response.token_ids) for one, response in zip(asked, drawn, strict=True)]
+    behaviour = rescored(plain.scorer, sequences, parameters, [response.support for response in drawn])
+    sampled = np.concatenate([response.logprobs for response in drawn])
+    np.testing.assert_allclose(np.concatenate([one.logprobs for one in behaviour]), sampled, atol=1e-4)
+    whole = np.concatenate(plain.scorer.score(sequences, temperature=0.7))
+    assert (whole - sampled).mean() < -0.05
+    for response, one in zip(drawn, behaviour, strict=True):
+        assert one.support is not None
+        assert all(token in kept for token, kept in zip(response.token_ids, one.support.lists(), strict=True))
