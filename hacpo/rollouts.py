@@ -14,6 +14,58 @@ from hacpo.sampler_correction import sequence_log_weight, truncated_weight
 Row = dict[str, Any]
 
 
+def rollout_id(step: int, agent: str, problem: str, sample: int, *, side: bool = False) -> str:
+    """Identity of one response in a run: `0007/ada/<problem>/003`, of a side sample `0007/ada/<problem>/side-003`."""
+    return f"{step:04d}/{agent}/{problem}/{'side-' if side else ''}{sample:03d}"
+
+
+def check_whole(
+    rollouts: Sequence[Row],
+    problems: Sequence[str],
+    step: int,
+    agent: str,
+    *,
+    side: bool = False,
+    where: object,
+    remedy: str,
+) -> None:
+    """Every problem of the step has the same number of responses, all of them this agent's and this step's.
+
+    Args:
+        rollouts: rollout_id, step, agent, problem_id and sample; ids are unique.
+        problems: the step's problems.
+        side: whether they are a side sample.
+        where: the table, and `remedy` what makes it again, for the message.
+
+    Raises:
+        ArtifactError: rows are missing, or are another agent's, another step's or of other problems.
+    """
+    known = set(problems)
+    samples = range(max((row["sample"] for row in rollouts), default=0) + 1)
+    wanted = {rollout_id(step, agent, problem, sample, side=side): None for problem in problems for sample in samples}
+    for row in rollouts:
+        mine = (row["step"], row["agent"]) == (step, agent)
+        named = rollout_id(step, agent, row["problem_id"], row["sample"], side=side) == row["rollout_id"]
+        if row["problem_id"] not in known:
+            what = "the rollouts are of other problems than the step's prompts"
+            raise ArtifactError(what, where=where, found=repr(row["problem_id"]), remedy=remedy)
+        if not (mine and named):
+            found = f"{row['rollout_id']!r} of step {row['step']}, {row['agent']}"
+            raise ArtifactError(
+                "holds rows of another agent or step",
+                where=where,
+                expected=f"step {step}, {agent}",
+                found=found,
+                remedy=remedy,
+            )
+        wanted.pop(row["rollout_id"], None)
+    if wanted:
+        each = f"{len(samples)} responses to each of {len(problems)} problems"
+        raise ArtifactError(
+            "rows are missing", where=where, expected=each, found=f"no {next(iter(wanted))!r}", remedy=remedy
+        )
+
+
 def first_problems(rows: Sequence[Row], limit: int | None) -> list[Row]:
     """The rows of the first `limit` problems, in order; all if None."""
     if limit is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from typing import Annotated
 
@@ -44,9 +45,12 @@ def audit(
     from hacpo.audit.walk import audit as audit_run
     from hacpo.inspect.plain import open_console, print_json
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.repairing import repair_if_needed
     from hacpo.pipeline.session import ConsoleProgress
 
     opened = Pipeline.open(pipeline)
+    if mended := repair_if_needed(opened):
+        print(f"{opened.run}: {mended}", file=sys.stderr)
     progress = ConsoleProgress()
     with progress.showing("audit"):
         result = audit_run(

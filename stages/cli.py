@@ -18,6 +18,7 @@ from stages.plan import plan
 from stages.pool import pool
 from stages.prepare import prepare
 from stages.prune import prune
+from stages.repair import repair
 from stages.report import report
 from stages.resolve import resolve
 from stages.restore import restore
@@ -56,6 +57,7 @@ for command in (
     export,
     prune,
     restore,
+    repair,
 ):
     app.command()(command)
 app.command("import")(import_problems)

@@ -32,7 +32,6 @@ def generate(
     """Write rollouts/step=<step>/agent=<name>; with --side, side_rollouts/step=<step>/agent=<name>."""
     from hacpo import schema
     from hacpo.errors import SettingsError
-    from hacpo.layout import step_dir
 
     with open_stage(
         "side_generate" if side else "generate",
@@ -49,6 +48,7 @@ def generate(
         from hacpo.engines.loading import open_engine, open_tokenizer
         from hacpo.engines.saved import SavingSampler
         from hacpo.prompts import check_template, prompt_token_ids
+        from hacpo.rollouts import rollout_id
         from hacpo.sampler_correction import sampler_metrics
         from hacpo.seeds import derive_seed
         from hacpo.stopping import stop_string
@@ -80,7 +80,6 @@ def generate(
             SamplingRequest(prompts[problem], derive_seed(settings.seed, stage.name, step, agent, problem, sample))
             for problem, sample in keys
         ]
-        mark = "side-" if side else ""  # no response has the name of another
         sampling = mine.sampling
         sampler = SavingSampler(
             engine.sampler, engine.policy, settings.engine, stage.outputs.saved(table.name, step, agent)
@@ -108,9 +107,7 @@ def generate(
             (stage.outputs.side_rollouts if side else stage.outputs.rollouts)(step, agent),
             table,
             {
-                "rollout_id": [
-                    f"{step_dir(step)[5:]}/{agent}/{problem}/{mark}{sample:03d}" for problem, sample in keys
-                ],
+                "rollout_id": [rollout_id(step, agent, problem, sample, side=side) for problem, sample in keys],
                 "step": [step] * len(keys),
                 "agent": [agent] * len(keys),
                 "problem_id": [problem for problem, _ in keys],

@@ -43,14 +43,14 @@ def plan(
 
 def _stamp(folder: Path) -> None:
     from hacpo.config import overridden
-    from hacpo.pipeline.bookkeeping import repair_locks
     from hacpo.pipeline.plan import stamp
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.repairing import repair_if_needed
 
     opened = Pipeline.open(folder)
     changed = stamp(opened)
-    for lock in repair_locks(opened):
-        print(f"removed {lock}: it was cut off by a kill; its stages are restored from DVC's cache or run again")
+    if mended := repair_if_needed(opened):
+        print(f"{opened.run}: {mended}")
     settings = opened.settings
     updates = settings.updates_per_step
     print(

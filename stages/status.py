@@ -17,11 +17,14 @@ def status(
 ) -> None:
     """Print the run's progress, its cost and its results."""
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.repairing import repair_if_needed
     from hacpo.pipeline.status import print_outcome, print_status
 
     opened = Pipeline.open(pipeline)
     if context.obj is not None:
         return  # `hacpo run` prints the outcome itself when it is through
+    if mended := repair_if_needed(opened):
+        print(f"{opened.run}: {mended}")
     if not outcome:
         print_status(opened)
     print_outcome(opened)

@@ -33,7 +33,7 @@ def verify(
     from hacpo import schema
     from hacpo.errors import ArtifactError
     from hacpo.reward import Request, Verifier, check_error_rate
-    from hacpo.rollouts import first_problems
+    from hacpo.rollouts import check_whole, first_problems
 
     made_by = "side_generate" if side else "generate"
     with open_stage(
@@ -55,19 +55,20 @@ def verify(
             source,
             schema.SIDE_ROLLOUTS if side else schema.ROLLOUTS,
             made_by,
-            columns=["rollout_id", "problem_id", "sample", "text", "finish_reason"],
+            columns=["rollout_id", "step", "agent", "problem_id", "sample", "text", "finish_reason"],
             step=step,
             agent=agent,
         ).to_pylist()
+        check_whole(
+            rollouts,
+            list(answers),
+            step,
+            agent,
+            side=side,
+            where=source,
+            remedy=f"repeat `{stage.pipeline.command(made_by, step, agent=agent)}`",
+        )
         rollouts = first_problems(rollouts, limit)
-        foreign = {row["problem_id"] for row in rollouts} - answers.keys()
-        if foreign:
-            raise ArtifactError(
-                "the rollouts are of other problems than the step's prompts",
-                where=source,
-                found=repr(min(foreign)),
-                remedy=f"repeat `{stage.pipeline.command(made_by, step, agent=agent)}`",
-            )
         settings = stage.settings
         problems = {}
         if not settings.verification.is_math:

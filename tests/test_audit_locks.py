@@ -265,6 +265,17 @@ def test_an_edited_parameter_of_one_lock(sandbox: Sandbox) -> None:
     assert '"epsilon": 1e-05' in str(found.found)
 
 
+def test_parameters_recorded_of_another_file(sandbox: Sandbox) -> None:
+    settings, other = "artifacts/small/settings.json", "artifacts/other/settings.json"
+    lock = sandbox.lock(1)
+    text = lock.read_text()
+    start = text.index("advantage:")
+    lock.write_text(text[:start] + text[start:].replace(f"      {settings}:", f"      {other}:", 1))
+    found = only(audit())
+    assert (found.file, found.row) == (Path("pipelines/small/steps/0001/dvc.lock"), "advantage")
+    assert (found.column, found.expected, found.found) == ("params of", settings, other)
+
+
 def test_edited_settings_are_the_odd_ones(sandbox: Sandbox) -> None:
     path = sandbox.artifacts / "settings.json"
     settings = json.loads(path.read_text())

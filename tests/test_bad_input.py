@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -282,6 +283,42 @@ def test_tables_that_do_not_belong_together_are_named(finished_copy: Path, cli: 
     result = cli("update", "pipelines/small", "--step", 1, "--agent", "ada")
     assert result.code == 4
     assert "pool, advantages and rollouts do not belong together" in result.error
+
+
+def drop_row(table: pa.Table) -> pa.Table:
+    return table.slice(0, table.num_rows - 1)
+
+
+def rename_agent(table: pa.Table) -> pa.Table:
+    return table.set_column(table.schema.names.index("agent"), table.field("agent"), pa.array(["bo"] * table.num_rows))
+
+
+def rename_ids(table: pa.Table) -> pa.Table:
+    ids = [name.replace("/ada/", "/bo/") for name in table["rollout_id"].to_pylist()]
+    return table.set_column(table.schema.names.index("rollout_id"), table.field("rollout_id"), pa.array(ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (drop_row, "rows are missing (expected 4 responses to each of 8 problems, found no '0001/ada/"),
+        (rename_agent, "holds rows of another agent or step (expected step 1, ada, found '0001/ada/"),
+        (rename_ids, "holds rows of another agent or step (expected step 1, ada, found '0001/bo/"),
+    ],
+)
+def test_verify_refuses_rows_that_are_missing_or_another_agents(
+    finished_copy: Path, cli: Cli, change: Callable[[pa.Table], pa.Table], line: str
+) -> None:
+    """The shard itself is whole: its metadata names the right run, step and agent."""
+    shard = sorted(Path("artifacts/small/rollouts/step=0001/agent=ada").glob("part-*.parquet"))[-1]
+    table = pq.read_table(shard)
+    pq.write_table(change(table).replace_schema_metadata(table.schema.metadata), shard)
+    before = tree(finished_copy)
+    result = cli("verify", "pipelines/small", "--step", 1, "--agent", "ada")
+    assert result.code == 4
+    assert f"rollouts/step=0001/agent=ada: {line}" in result.error
+    assert "Repeat `hacpo generate pipelines/small --step 1 --agent ada`" in result.error
+    assert tree(finished_copy) == before
 
 
 def test_a_full_disk_costs_one_line_and_leaves_nothing_half_written(finished_copy: Path, cli: Cli) -> None:

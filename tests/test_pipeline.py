@@ -165,7 +165,7 @@ def test_killed_at_any_moment_either_way_resumes_with_the_same_bytes(
         landed += killed_at(way, sign, dice.choice([0.0, 0.0, 0.02, 0.1, 0.3]))
     assert landed >= len(signs) - 2, "the kills missed"
     if last == "repro":
-        cli("plan", "pipelines/small")  # what the README says to do should DVC find one of its locks cut off
+        cli("repair", "pipelines/small")  # what the README says to do should DVC find its own files cut off
     result = subprocess.run(WAYS[last], env=environment(), capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert contents(project) == contents(finished)
@@ -181,7 +181,8 @@ def test_a_cut_off_lock_is_repaired(finished_copy: Path, cli: Cli) -> None:
         lock.write_text(cut)
         result = cli("run", "pipelines/small", "--jobs", "1")
         assert result.code == 0
-        assert "a kill had cut it off" in result.err
+        said = f"mended what a kill left: removed {lock.relative_to(finished_copy)}, which it had cut off"
+        assert said in result.err
         assert contents(finished_copy) == expected
 
 

@@ -56,6 +56,8 @@ class _Declared:
     deps: frozenset[str]
     outs: frozenset[str]
     params: frozenset[str]
+    settings: frozenset[str]
+    """Files that the parameters are of."""
 
 
 class Hasher:
@@ -224,6 +226,7 @@ def _declared(text: str) -> dict[str, _Declared]:
                 deps=frozenset(filled.get("deps", ())),
                 outs=frozenset(_names(filled.get("outs", ()))),
                 params=frozenset(key for item in filled.get("params", ()) for keys in item.values() for key in keys),
+                settings=frozenset(path for item in filled.get("params", ()) for path in item),
             )
     return stages
 
@@ -284,6 +287,10 @@ def _compare_entry(
             run.find(CHECK, lock, name, kind, expected=path, found="not recorded")
         for path in sorted(found - wanted):
             run.find(CHECK, lock, name, kind, expected="not in dvc.yaml", found=path)
+    files = set(entry.get("params", {}))
+    if files != declared.settings:
+        expected, found_in = (", ".join(sorted(names)) or "none" for names in (declared.settings, files))
+        run.find(CHECK, lock, name, "params of", expected=expected, found=found_in)
 
 
 def _compare_parameters(run: AuditRun, recorded: Mapping[str, list[tuple[Path, str, Any]]]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -12,34 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hacpo.errors import ArtifactError, BusyError, SettingsError
-from hacpo.pipeline.project import Pipeline
+from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
+from hacpo.pipeline import rwlock
 from hacpo.schema import atomic, refused
 
-
-def lock_files(pipeline: Pipeline) -> list[Path]:
-    """Every dvc.lock of a run, and the project's own."""
-    return [*sorted(pipeline.folder.rglob("dvc.lock")), *pipeline.root.glob("dvc.lock")]
-
-
-def repair_locks(pipeline: Pipeline) -> list[Path]:
-    """Remove locks that a kill cut off while DVC wrote them (DVC rewrites them in place); returns which.
-
-    A lock only says what a stage's outputs hash to. Without it DVC restores the stage from its cache, or runs it again.
-    """
-    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-    from voluptuous import Invalid
-
-    removed = []
-    for path in lock_files(pipeline):
-        try:
-            COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")))
-        except (YAMLError, UnicodeDecodeError, Invalid):
-            path.unlink()
-            removed.append(path)
-    return removed
+_GIVE_BACK_SECONDS = 10.0
 
 
 def project_root(root: Path) -> str:
@@ -82,12 +60,17 @@ class Books:
     """
 
     def __init__(self, root: Path) -> None:
+        from dvc import rwlock as dvc_rwlock
         from dvc.repo import Repo
 
         for name in ("dvc", "dvc_data", "dvc_objects"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # also turns off their progress bars: we show our own
         self.repo = Repo(project_root(root))
+        dvc_rwlock._edit_rwlock = rwlock.edited  # a kill while DVC works in this process cuts nothing off
         self.restored = 0
+        self._claim: rwlock.Claim | None = None
+        self._order: dict[tuple[str, str], int] = {}
+        """(dvc.yaml, stage) -> its place in the file."""
         self._pruned: dict[str, tuple[Any, Any]] = {}
         """Outputs that are not cached and not there, though their stage is current -> hash and size in its lock."""
         self.repo.lock._friendly = False  # no "waiting to acquire lock" across the live view
@@ -117,7 +100,8 @@ class Books:
                         remedy="wait for it, or stop it",
                     ) from None
         try:
-            self._repair_rwlock()
+            if self._claim is not None:
+                self._claim.take()
             yield
         except (OSError, sqlite3.Error) as error:
             raise refused(Path(self.repo.root_dir) / ".dvc", str(error)) from None
@@ -126,25 +110,33 @@ class Books:
         finally:
             self.repo.lock.unlock()
 
-    def _repair_rwlock(self) -> None:
-        """Remove DVC's list of who reads and writes what if a kill cut it off: DVC rewrites it in place, and no DVC
-        command works while it is unreadable."""
-        path = Path(self.repo.tmp_dir or "") / "rwlock"
-        for attempt in range(5):
-            try:
-                json.loads(path.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                return
-            except ValueError:
-                if attempt == 4:
-                    path.unlink(missing_ok=True)
-                time.sleep(0.1)  # somebody may be writing it just now
-            else:
-                return
+    @contextmanager
+    def claimed(self, folder: Path) -> Iterator[None]:
+        """Keep DVC's own commands from changing what is in a folder of the project, while the block runs.
+
+        Raises:
+            BusyError: a DVC command works there.
+        """
+        claim = rwlock.Claim(
+            self.repo.tmp_dir,
+            os.path.join(self.repo.root_dir, os.path.relpath(folder.resolve(), self.repo.root_dir)),
+            self.repo.config["core"].get("hardlink_lock", False),
+        )
+        with self.open():
+            claim.take()
+        self._claim = claim
+        try:
+            yield
+        finally:
+            self._claim = None
+            with contextlib.suppress(HacpoError), self.open(_GIVE_BACK_SECONDS):
+                claim.give_back()  # should that fail: DVC removes entries of processes that are gone
 
     def stages(self, path: Path) -> list[Any]:
         """The stages of one dvc.yaml, in file order, matrix expanded."""
-        return list(self.repo.stage.load_all(str(path)))
+        stages = list(self.repo.stage.load_all(str(path)))
+        self._order.update({(stage.path, stage.name): number for number, stage in enumerate(stages)})
+        return stages
 
     def changed(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
         """Whether the stage must run, after trying to restore its outputs from DVC's run cache; see `is_current`."""
@@ -255,22 +247,27 @@ class Books:
         # As DVC does itself: outputs that are not to be cached keep the whole stage out of the run cache.
         stage.save(run_cache=all(out.use_cache for out in stage.outs))
         stage.commit()
-        _write_lock(stage)
+        self._write_lock(stage)
+
+    def _write_lock(self, stage: Any) -> None:
+        """What `stage.dump(update_pipeline=False)` writes, but by rename: a kill leaves the old lock or the new one.
+
+        The stages stand as in the dvc.yaml, whichever ended first.
+        """
+        from dvc.stage.serialize import to_lockfile
+        from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
+
+        path = Path(stage.dvcfile._lockfile.path)
+        content: Any = parse_yaml_for_update(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+        content.setdefault("schema", "2.0")
+        entries = {**content.get("stages", {}), **to_lockfile(stage)}
+        content["stages"] = dict(
+            sorted(entries.items(), key=lambda entry: self._order.get((stage.path, entry[0]), len(self._order)))
+        )
+        with atomic(path) as scratch:
+            scratch.write_text(dumps_yaml(content), encoding="utf-8")
 
 
 def _is_gone(out: Any) -> bool:
     """Whether an output that DVC does not cache was recorded and is not there."""
     return bool(not out.use_cache and out.hash_info and not out.exists)
-
-
-def _write_lock(stage: Any) -> None:
-    """What `stage.dump(update_pipeline=False)` writes, but by rename: a kill leaves the old lock or the new one."""
-    from dvc.stage.serialize import to_lockfile
-    from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
-
-    path = Path(stage.dvcfile._lockfile.path)
-    content: Any = parse_yaml_for_update(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
-    content.setdefault("schema", "2.0")
-    content.setdefault("stages", {}).update(to_lockfile(stage))
-    with atomic(path) as scratch:
-        scratch.write_text(dumps_yaml(content), encoding="utf-8")

@@ -11,7 +11,8 @@ import typer
 
 from hacpo.errors import HacpoError, harmless
 from hacpo.pipeline import crashes
-from hacpo.pipeline.session import Session, die_with_parent, quiet_threads
+from hacpo.pipeline.orphans import die_with_parent, left_by_dvc
+from hacpo.pipeline.session import Session, quiet_threads
 from hacpo.processes import launched, orphaned
 
 INTERRUPTED = 130
@@ -29,7 +30,7 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
     quiet_threads()
     if "DVC_STAGE" in os.environ or launched():
         die_with_parent()  # a killed `dvc repro`, or a killed update, must not leave a stage behind
-    if orphaned():
+    if orphaned() or ("DVC_STAGE" in os.environ and left_by_dvc()):
         return 1
     try:
         code = typer.main.get_command(app).main(

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from hacpo.pipeline.bookkeeping import Books, repair_locks
+from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
 from hacpo.pipeline.plan import stamp
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import mebibytes, plan_pruning, prune
+from hacpo.pipeline.repairing import repair
 from hacpo.pipeline.restoring import needed_checkpoints, train_again
 from hacpo.pipeline.view import RunView
 from hacpo.pipeline.workers import Workers
@@ -46,16 +49,19 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
     """
     jobs = side_by_side(pipeline) if jobs is None else jobs
     slots = {agent: number for number, agent in enumerate(pipeline.settings.agents)}
-    with driver_lock(pipeline.layout):
-        books = Books(pipeline.root)
+    books = Books(pipeline.root)
+    with books.open():
+        repairs = repair(pipeline, books)
+    with books.claimed(pipeline.layout.root), driver_lock(pipeline.layout):
         with books.open():
-            repaired = repair_locks(pipeline)
             stamped = stamp(pipeline)
         ran, at, freed = 0, 0, 0
         with (
-            RunView(pipeline, repaired=repaired, stamped=stamped) as view,
+            RunView(pipeline, stamped=stamped) as view,
             Workers(entry, 0 if jobs == 1 else jobs, view) as workers,
         ):
+            if str(repairs):
+                view.note(str(repairs))
             for step, group in stage_groups(pipeline, books, until):
                 if step > at and ran:  # the step before is done, and everything is recorded
                     freed += prune(pipeline, plan_pruning(pipeline, at))
@@ -70,10 +76,9 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
                 for stage in todo:
                     books.begin(stage)
                 done, failure = workers.run(
-                    [(slots.get(agent_of(stage), 0), shlex.split(stage.cmd)[1:]) for stage in todo]
+                    [(slots.get(agent_of(stage), 0), shlex.split(stage.cmd)[1:]) for stage in todo],
+                    on_done=_recorder(books, todo),
                 )
-                for index in sorted(done):
-                    books.finish(todo[index])
                 ran += len(done)
                 if failure is not None:
                     raise failure
@@ -82,3 +87,8 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
         if freed:
             view.note(f"retention: {mebibytes(freed)} of checkpoints pruned")
     return ran
+
+
+def _recorder(books: Books, stages: Sequence[Any]) -> Callable[[int], None]:
+    """Records each stage as soon as it has run: a kill costs only what is under way."""
+    return lambda index: books.finish(stages[index])

@@ -21,11 +21,13 @@ from pathlib import Path
 from hacpo.config import Settings
 from hacpo.errors import HacpoError
 from hacpo.pipeline.accelerating import accelerate_command
-from hacpo.pipeline.session import ProgressSink, die_with_parent
+from hacpo.pipeline.orphans import die_with_parent
+from hacpo.pipeline.session import ProgressSink
 from hacpo.processes import LAUNCHED, leads
 
 _PROGRESS = "hacpo-progress "
 _ERROR = "hacpo: error: "
+_THIS = "hacpo.pipeline.launching"
 
 
 class UpdateFailedError(HacpoError):
@@ -70,7 +72,7 @@ def launch(settings: Settings, root: Path, arguments: Sequence[str], progress: P
     }
     last: deque[str] = deque(maxlen=200)
     with subprocess.Popen(
-        [sys.executable, "-m", "hacpo.pipeline.launching", *prefix, "-m", "stages.update", *arguments],
+        [sys.executable, "-m", _THIS, str(os.getpid()), *prefix, "-m", "stages.update", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -110,10 +112,10 @@ def _failure(lines: Sequence[str]) -> UpdateFailedError:
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    if sys.argv[1] == sys.executable:
+    die_with_parent(int(sys.argv[1]))
+    if sys.argv[2] == sys.executable:
         os.environ[LAUNCHED] = str(os.getpid())  # accelerate launch's, from the next line on
     try:
-        os.execvp(sys.argv[1], sys.argv[1:])
+        os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as reason:
-        sys.exit(f"{_ERROR}launcher.command: {sys.argv[1]!r} cannot be started: {reason.strerror}")
+        sys.exit(f"{_ERROR}launcher.command: {sys.argv[2]!r} cannot be started: {reason.strerror}")

@@ -1,24 +1,31 @@
-"""Locks between processes, held by the kernel (flock), so that a killed process leaves none behind."""
+"""Locks between processes: the kernel's (flock), which a killed process cannot leave behind, and beside them leases
+(`hacpo.pipeline.leases`), which hold where a filesystem's flock does nothing, and against other hosts."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from hacpo.errors import BusyError
 from hacpo.layout import Layout
+from hacpo.pipeline.leases import Found, is_held, lease, names
+from hacpo.schema import refused
+
+_BUSY = "another run works on this pipeline ({})"
+_DRIVER = "driver"
+_PATIENCE_SECONDS = 0.5
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextlib.contextmanager
-def _flock(path: Path, kind: int, wait_seconds: float, busy: str, waiting: str = "") -> Iterator[IO[str]]:
-    """Hold a lock on a file. Its text names the last holder that gave a name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _flock(path: Path, kind: int, wait_seconds: float, busy: str, waiting: str = "") -> Iterator[None]:
+    """Hold a lock on a file; without one where the filesystem has none."""
     with path.open("a+", encoding="utf-8") as file:
         deadline = time.monotonic() + wait_seconds
         told = not waiting
@@ -33,14 +40,30 @@ def _flock(path: Path, kind: int, wait_seconds: float, busy: str, waiting: str =
                     print(f"{path.parent.parent}: {waiting}", file=sys.stderr)
                     told = True
                 time.sleep(0.05)
-        yield file
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                break
+        yield
 
 
-def _holder(layout: Layout) -> str:
+@contextlib.contextmanager
+def _folder(layout: Layout) -> Iterator[Path]:
+    """Where the locks of a run are.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    folder = layout.root / ".locks"
     try:
-        return (layout.root / ".locks" / "driver.lock").read_text(encoding="utf-8").strip() or "another process"
-    except OSError:
-        return "another process"
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    except OSError as error:
+        raise refused(folder, os.strerror(error.errno or 0).lower()) from None
+
+
+def _driver(folder: Path) -> Found | str:
+    return is_held(folder, _DRIVER) or "another process"
 
 
 @contextlib.contextmanager
@@ -53,21 +76,24 @@ def driver_lock(layout: Layout, wait_seconds: float = 600.0, command: str = "hac
     Raises:
         BusyError: another `hacpo run` works on the pipeline, or a single stage does not end.
     """
-    folder = layout.root / ".locks"
-    busy = f"another run works on this pipeline ({_holder(layout)})"
-    with _flock(folder / "driver.lock", fcntl.LOCK_EX, 0.5, busy) as file:
-        file.truncate(0)
-        file.write(f"{command}, process {os.getpid()}")
-        file.flush()
-        with _flock(
-            folder / "stages.lock",
-            fcntl.LOCK_EX,
-            wait_seconds,
-            "a stage works on this pipeline and does not end",
-            "waiting for a stage that still runs",
-        ):
-            yield
-        file.truncate(0)
+    with contextlib.ExitStack() as held:
+        with _folder(layout) as folder:
+            busy = _BUSY.format(_driver(folder))
+            held.enter_context(_flock(folder / "driver.lock", fcntl.LOCK_EX, _PATIENCE_SECONDS, busy))
+            held.enter_context(lease(folder, _DRIVER, command, wait_seconds=_PATIENCE_SECONDS, busy=_BUSY))
+            busy, waiting = "a stage works on this pipeline and does not end", "waiting for a stage that still runs"
+            held.enter_context(_flock(folder / "stages.lock", fcntl.LOCK_EX, wait_seconds, busy, waiting))
+            _wait_for_stages(folder, wait_seconds, busy)
+        yield
+
+
+def _wait_for_stages(folder: Path, wait_seconds: float, busy: str) -> None:
+    """Wait until no stage has a lease: those that begin from here on see the driver's."""
+    deadline = time.monotonic() + wait_seconds
+    while stages := [found for name in names(folder) - {_DRIVER} if (found := is_held(folder, name))]:
+        if time.monotonic() >= deadline:
+            raise BusyError(f"{busy} ({stages[0]})", where=folder.parent, remedy="wait for it to end, or stop it")
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -80,11 +106,18 @@ def stage_lock(layout: Layout, name: str, wait_seconds: float = 600.0) -> Iterat
     Raises:
         BusyError: `hacpo run` works on this pipeline, or the same stage does not end.
     """
-    folder = layout.root / ".locks"
-    with (
-        _flock(folder / "stages.lock", fcntl.LOCK_SH, 0.5, f"another run works on this pipeline ({_holder(layout)})"),
-        _flock(
-            folder / f"{name}.lock", fcntl.LOCK_EX, wait_seconds, f"{name} is already running", f"waiting for {name}"
-        ),
-    ):
+    with contextlib.ExitStack() as held:
+        with _folder(layout) as folder:
+            busy, waiting = f"{name} is already running", f"waiting for {name}"
+            of_driver = _BUSY.format(_driver(folder))
+            held.enter_context(_flock(folder / "stages.lock", fcntl.LOCK_SH, _PATIENCE_SECONDS, of_driver))
+            held.enter_context(_flock(folder / f"{name}.lock", fcntl.LOCK_EX, wait_seconds, busy, waiting))
+            held.enter_context(
+                lease(folder, name, f"hacpo {name}", wait_seconds=wait_seconds, busy=busy, waiting=waiting)
+            )
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            while driver := is_held(folder, _DRIVER):  # only after taking one's own: a driver looks for it
+                if time.monotonic() >= deadline:
+                    raise BusyError(_BUSY.format(driver), where=folder.parent, remedy="wait for it to end, or stop it")
+                time.sleep(0.05)
         yield

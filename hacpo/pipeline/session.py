@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,13 +90,6 @@ class Session:
         """Forget the models that are kept warm, if any: other processes need the memory."""
         if "models" in self.__dict__:
             self.models.discard_all()
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the stage locks alone guard)."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
 def quiet_threads() -> None:

@@ -28,11 +28,10 @@ class RunView:
 
     Args:
         pipeline: the run.
-        repaired: locks that were cut off by a kill.
         stamped: DVC files that had to be rewritten.
     """
 
-    def __init__(self, pipeline: Pipeline, *, repaired: Sequence[Path] = (), stamped: Sequence[Path] = ()) -> None:
+    def __init__(self, pipeline: Pipeline, *, stamped: Sequence[Path] = ()) -> None:
         self._pipeline = pipeline
         self._agents = list(pipeline.settings.agents)
         self._console = Console(stderr=True)
@@ -50,8 +49,6 @@ class RunView:
         self._said = time.monotonic()
         self.restored = 0
         self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._render, transient=True)
-        for path in repaired:
-            self._console.print(f"removed {path}: a kill had cut it off; its stages are restored or run again")
         if stamped:
             self._console.print(f"stamped {len(stamped)} DVC files below {pipeline.folder}")
 

@@ -11,7 +11,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from hacpo.errors import HacpoError
-from hacpo.pipeline.session import ProgressSink, Session, die_with_parent, quiet_threads
+from hacpo.pipeline.orphans import die_with_parent
+from hacpo.pipeline.session import ProgressSink, Session, quiet_threads
 
 Execute = Callable[[Sequence[str], Session], None]
 
@@ -41,7 +42,8 @@ class _Sender:
 
 
 def _serve(connection: Connection, entry: str) -> None:
-    die_with_parent()
+    parent = multiprocessing.parent_process()
+    die_with_parent(None if parent is None else parent.pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver gets Ctrl-C and decides
     quiet_threads()
     module, _, name = entry.partition(":")
@@ -62,6 +64,16 @@ def _outcome(execute: Execute, arguments: Sequence[str], session: Session) -> tu
 
         return "crashed", ("".join(traceback.format_exception(error)),)
     return "done", ()
+
+
+def _told(on_done: Callable[[int], None] | None, index: int) -> Exception | None:
+    """Say that a command ended well; returns what came of it."""
+    try:
+        if on_done is not None:
+            on_done(index)
+    except Exception as error:
+        return error
+    return None
 
 
 class Workers:
@@ -98,15 +110,21 @@ class Workers:
                 process.kill()
                 process.join()
 
-    def run(self, commands: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[int], Exception | None]:
+    def run(
+        self, commands: Sequence[tuple[int, Sequence[str]]], on_done: Callable[[int], None] | None = None
+    ) -> tuple[list[int], Exception | None]:
         """Run commands, each on its worker (slot, arguments), until all have ended or one fails.
+
+        Args:
+            on_done: is told the index of each command that ended well as soon as it did, while others work on; what it
+                raises counts as that command's failure.
 
         Returns:
             Indices of the commands that ended well, and the first failure: `HacpoError` for a stage's own,
                 `RuntimeError` with the traceback for a bug.
         """
         if not self._workers:
-            return self._run_here(commands)
+            return self._run_here(commands, on_done)
         queues: dict[Connection, list[int]] = {}
         for index, (slot, _) in enumerate(commands):
             queues.setdefault(self._workers[slot % len(self._workers)][1], []).append(index)
@@ -121,23 +139,27 @@ class Workers:
                 if outcome == "working":
                     continue
                 index = queues[ready].pop(0)
-                if isinstance(outcome, Exception):
-                    failure = failure or outcome
-                else:
+                problem = outcome if isinstance(outcome, Exception) else _told(on_done, index)
+                if problem is None:
                     done.append(index)
+                failure = failure or problem
                 if failure is not None:
                     queues[ready].clear()
                 elif queues[ready]:
                     ready.send(list(commands[queues[ready][0]][1]))
         return done, failure
 
-    def _run_here(self, commands: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[int], Exception | None]:
+    def _run_here(
+        self, commands: Sequence[tuple[int, Sequence[str]]], on_done: Callable[[int], None] | None
+    ) -> tuple[list[int], Exception | None]:
         done: list[int] = []
         for index, (_, arguments) in enumerate(commands):
             try:
                 self._execute(arguments, self._session)
             except Exception as error:
                 return done, error
+            if (problem := _told(on_done, index)) is not None:
+                return done, problem
             done.append(index)
         return done, None
 

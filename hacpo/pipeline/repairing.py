@@ -1,0 +1,156 @@
+"""What a kill leaves in DVC's own files, found and mended. Nothing here removes a result: what is taken away is half a
+record, or a copy that was never put in place."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hacpo.errors import BusyError, StorageError
+from hacpo.pipeline import rwlock
+from hacpo.pipeline.project import Pipeline
+from hacpo.schema import refused
+
+if TYPE_CHECKING:
+    from hacpo.pipeline.bookkeeping import Books
+
+_TEMPORARY = re.compile(r".*\.[\w-]{22}\.tmp")
+"""What DVC writes to before it renames (`dvc_objects.fs.utils.tmp_fname`)."""
+_SHARED_SECONDS = 3600.0
+"""In a cache outside the project another project may be at work: only what is this old was left behind."""
+
+
+@dataclass
+class Repairs:
+    """What was mended."""
+
+    locks: list[Path] = field(default_factory=list)
+    """Records of stages, removed: DVC restores those stages from its cache, or runs them again."""
+    rwlock: bool = False
+    folders: int = 0
+    temporary: int = 0
+
+    def __str__(self) -> str:
+        """In one line; empty if there was nothing."""
+        parts = [f"removed {path}, which it had cut off; its stages are restored or run again" for path in self.locks]
+        if self.rwlock:
+            parts.append(".dvc/tmp/rwlock begun anew")
+        for count, what in ((self.folders, "empty folder"), (self.temporary, "temporary file")):
+            where = " of DVC's run cache" if what == "empty folder" else " of DVC"
+            parts += [f"removed {count} {what}{'s' if count > 1 else ''}{where}"] if count else []
+        return f"mended what a kill left: {'; '.join(parts)}" if parts else ""
+
+
+def lock_files(pipeline: Pipeline) -> list[Path]:
+    """Every dvc.lock of a run, and the project's own."""
+    return [*sorted(pipeline.folder.rglob("dvc.lock")), *pipeline.root.glob("dvc.lock")]
+
+
+def repair(pipeline: Pipeline, books: Books) -> Repairs:
+    """Mend whatever a kill left. The caller has the books `open`, so nobody else is writing what is looked at.
+
+    Mended are: a dvc.lock cut off while DVC rewrote it, or its list of readers and writers (DVC then refuses every
+    command); folders of the run cache without a file (DVC fails on them, on every try); temporary files in the run's
+    artifacts and in the cache.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    repo: Any = books.repo
+    made = Repairs()
+    try:
+        for path in lock_files(pipeline):
+            if _is_cut_off(path):
+                path.unlink()
+                made.locks.append(path)
+        made.rwlock = rwlock.mend(repo.tmp_dir, repo.config["core"].get("hardlink_lock", False))
+        root = Path(repo.root_dir)
+        for path in [*_temporary(pipeline.layout.root), *_temporary(Path(repo.stage_cache.cache_dir))]:
+            made.temporary += _removed(path, root)
+        for path in _temporary(Path(repo.cache.local.path), deep=False):
+            made.temporary += _removed(path, root)
+        for path in _empty_folders(Path(repo.stage_cache.cache_dir)):
+            made.folders += _removed(path, root)
+    except OSError as error:
+        raise refused(Path(repo.root_dir) / ".dvc", os.strerror(error.errno or 0).lower()) from None
+    return made
+
+
+def repair_if_needed(pipeline: Pipeline) -> str:
+    """Mend what a kill left, for commands that only read; returns one line, empty where nothing looks wrong.
+
+    It looks without loading DVC, and leaves alone what another process may be writing just now.
+    """
+    if not (pipeline.root / ".dvc").is_dir() or not _looks_wrong(pipeline):
+        return ""
+    from hacpo.pipeline.bookkeeping import Books
+
+    books = Books(pipeline.root)
+    try:
+        with books.open(0):
+            return str(repair(pipeline, books))
+    except BusyError:
+        return ""  # whoever works there leaves it whole
+    except StorageError as error:
+        return f"not mended: {error}"
+
+
+def _looks_wrong(pipeline: Pipeline) -> bool:
+    """Whether there may be something to mend, by what is seen without DVC; a lock cut off just between two lines of its
+    YAML is not."""
+    dvc = pipeline.root / ".dvc"
+    return (
+        rwlock.read(dvc / "tmp" / "rwlock")[0] is None
+        or any(not path.read_bytes().endswith(b"\n") for path in lock_files(pipeline))
+        or next(_empty_folders(dvc / "cache" / "runs"), None) is not None
+        or next(_temporary(pipeline.layout.root), None) is not None
+    )
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether DVC would refuse a dvc.lock."""
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from voluptuous import Invalid
+
+    try:
+        COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")))
+    except (YAMLError, UnicodeDecodeError, Invalid):
+        return True
+    return False
+
+
+def _empty_folders(run_cache: Path) -> Iterator[Path]:
+    """Folders of keys without an entry; DVC makes the folder first. Temporary files have been removed."""
+    for key in run_cache.glob("*/*"):
+        if key.is_dir() and not any(key.iterdir()):
+            yield key
+
+
+def _temporary(folder: Path, *, deep: bool = True) -> Iterator[Path]:
+    """DVC's temporary files below a folder; two levels deep only for the cache, whose files lie there."""
+    if deep:
+        found = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
+    else:
+        found = (path for pattern in ("*.tmp", "*/*.tmp") for path in folder.glob(pattern))
+    yield from (path for path in found if _TEMPORARY.fullmatch(path.name))
+
+
+def _removed(path: Path, root: Path) -> bool:
+    """Remove a file or an empty folder, if nobody can be using it."""
+    try:
+        if not path.resolve().is_relative_to(root) and time.time() - path.stat().st_mtime < _SHARED_SECONDS:
+            return False
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""What a kill leaves in DVC's own files: `hacpo repair`, and the commands that mend it by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli, contents, environment
+
+TEMPORARY = ".3vN0w-_h6XkzJ9qPTbYcQA.tmp"
+"""A name as DVC's `tmp_fname` makes them."""
+
+
+def repro() -> subprocess.CompletedProcess[str]:
+    """One stage alone: whatever DVC stumbles over here, it stumbles over in every command."""
+    command = [sys.executable, "-m", "dvc", "repro", "--single-item", "pipelines/small/dvc.yaml:resolve"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+
+
+def forget_settings(root: Path) -> Path:
+    """Make DVC ask its run cache for the first stage, `resolve`, and leave there what a kill between mkdir and rename
+    does; returns the empty folder."""
+    lock = root / "pipelines" / "small" / "dvc.lock"
+    lock.unlink()
+    entry = next(
+        path
+        for path in (root / ".dvc" / "cache" / "runs").rglob("*")
+        if path.is_file() and "cmd: hacpo resolve" in path.read_text()
+    )
+    entry.unlink()
+    return entry.parent
+
+
+@pytest.mark.parametrize("way", ["run", "repair and repro"])
+def test_an_empty_folder_in_the_run_cache_is_removed(finished_copy: Path, cli: Cli, way: str) -> None:
+    expected, folder = contents(finished_copy), forget_settings(finished_copy)
+    if way == "run":
+        result = cli("run", "pipelines/small", "--jobs", "1")
+        assert result.code == 0
+        assert "mended what a kill left: removed 1 empty folder of DVC's run cache" in result.err
+    else:
+        refused = repro()
+        assert refused.returncode != 0, "DVC does not need this any more"
+        assert "NoneType" in refused.stderr
+        assert cli("repair", "pipelines/small").out.splitlines() == [
+            "small: mended what a kill left: removed 1 empty folder of DVC's run cache"
+        ]
+        assert not folder.exists()
+        again = repro()
+        assert again.returncode == 0, again.stderr
+    assert contents(finished_copy) == expected
+
+
+def test_half_an_entry_of_the_run_cache_is_removed_with_its_folder(finished_copy: Path, cli: Cli) -> None:
+    folder = forget_settings(finished_copy)
+    (folder / TEMPORARY).write_text("cmd: hac")
+    said = cli("repair", "pipelines/small").out
+    assert "removed 1 empty folder of DVC's run cache; removed 1 temporary file of DVC" in said
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("cut", ["", '{"read": {"/a": [', '{"write": {"/a": 1}}'])
+def test_dvc_repro_works_again_after_repair_of_its_rwlock(finished_copy: Path, cli: Cli, cut: str) -> None:
+    rwlock = finished_copy / ".dvc" / "tmp" / "rwlock"
+    rwlock.write_text(cut)
+    assert repro().returncode != 0
+    said = cli("repair", "pipelines/small").out
+    assert said.splitlines() == ["small: mended what a kill left: .dvc/tmp/rwlock begun anew"]
+    again = repro()
+    assert again.returncode == 0, again.stderr
+    assert "nothing to mend" in cli("repair", "pipelines/small").out
+
+
+@pytest.mark.parametrize("command", ["status", "audit", "plan", "repair"])
+def test_commands_say_what_they_mended_and_leave_nothing(finished_copy: Path, cli: Cli, command: str) -> None:
+    """All that a kill leaves at once; DVC works again afterwards, and the files are the same."""
+    expected = contents(finished_copy)
+    lock = finished_copy / "pipelines" / "small" / "steps" / "0002" / "dvc.lock"
+    lock.write_text("")
+    (finished_copy / ".dvc" / "tmp" / "rwlock").write_text("")
+    beside = [
+        finished_copy / "artifacts" / "small" / "rollouts" / "step=0001" / "agent=ada" / TEMPORARY,
+        finished_copy / "artifacts" / "small" / f"schedule.parquet{TEMPORARY}",
+        finished_copy / ".dvc" / "cache" / "files" / "md5" / TEMPORARY,
+    ]
+    for path in beside:
+        path.write_text("half")
+    result = cli(command, "pipelines/small")
+    assert result.code == 0, result.err
+    said = [line for line in (result.out + result.err).splitlines() if "mended" in line]
+    assert said == [
+        f"small: mended what a kill left: removed {lock.relative_to(finished_copy)}, which it had cut off; "
+        "its stages are restored or run again; .dvc/tmp/rwlock begun anew; removed 3 temporary files of DVC"
+    ]
+    assert not [path for path in beside if path.exists()]
+    assert contents(finished_copy) == expected
+    assert "mended" not in cli(command, "pipelines/small").out
+    again = repro()
+    assert again.returncode == 0, again.stderr
+
+
+def test_what_another_process_writes_is_left_alone(finished_copy: Path, cli: Cli) -> None:
+    """A DVC command at work holds DVC's lock: its temporary files are no leftovers."""
+    from dvc.repo import Repo
+
+    path = finished_copy / "artifacts" / "small" / "rollouts" / "step=0001" / "agent=ada" / TEMPORARY
+    path.write_text("half")
+    with Repo(str(finished_copy)).lock:
+        assert "mended" not in cli("status", "pipelines/small").out
+    assert path.exists()
+
+
+def test_entries_of_zombies_and_of_later_processes_do_not_block(finished_copy: Path, cli: Cli) -> None:
+    """DVC asks only whether a process of that number exists, which after a restart of a container it often does."""
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    rwlock = finished_copy / ".dvc" / "tmp" / "rwlock"
+    written = str(finished_copy / "artifacts" / "small" / "settings.json")
+    other = {"pid": os.getpid(), "cmd": "/somewhere/dvc repro before the restart"}
+    for entry in ({"pid": zombie.pid, "cmd": "/somewhere/dvc repro"}, other):
+        rwlock.write_text(json.dumps({"write": {written: entry}}))
+        os.utime(rwlock, (1e9, 1e9))  # long before this process began
+        result = cli("run", "pipelines/small", "--jobs", "1")
+        assert result.code == 0, result.err
+    zombie.wait()
