@@ -15,6 +15,7 @@ from typing import Any
 
 from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline import rwlock
+from hacpo.pipeline.leases import lease
 from hacpo.schema import atomic, refused
 
 _GIVE_BACK_SECONDS = 10.0
@@ -73,6 +74,9 @@ class Books:
         """(dvc.yaml, stage) -> its place in the file."""
         self._pruned: dict[str, tuple[Any, Any]] = {}
         """Outputs that are not cached and not there, though their stage is current -> hash and size in its lock."""
+        self._tmp = Path(self.repo.tmp_dir)
+        self._hardlink: bool = self.repo.config["core"].get("hardlink_lock", False)
+        self.repo.lock = rwlock.guard(self._tmp, "lock", hardlink=self._hardlink)
         self.repo.lock._friendly = False  # no "waiting to acquire lock" across the live view
 
     @contextmanager
@@ -85,24 +89,13 @@ class Books:
             ArtifactError: DVC cannot do it for another reason.
         """
         from dvc.exceptions import DvcException
-        from dvc.lock import LockError
 
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            try:
-                self.repo.lock.lock()
-                break
-            except LockError:
-                if time.monotonic() > deadline:
-                    raise BusyError(
-                        "another DVC command holds this project",
-                        where=self.repo.root_dir,
-                        remedy="wait for it, or stop it",
-                    ) from None
+        self._lock(wait_seconds)
         try:
-            if self._claim is not None:
-                self._claim.take()
-            yield
+            with lease(self._tmp, "dvc", "hacpo", wait_seconds=wait_seconds, busy="{} records stages of this project"):
+                if self._claim is not None:
+                    self._claim.take()
+                yield
         except (OSError, sqlite3.Error) as error:
             raise refused(Path(self.repo.root_dir) / ".dvc", str(error)) from None
         except DvcException as error:
@@ -110,19 +103,33 @@ class Books:
         finally:
             self.repo.lock.unlock()
 
+    def _lock(self, wait_seconds: float) -> None:
+        from dvc.lock import LockError
+
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                self.repo.lock.lock()
+                return
+            except LockError:
+                if time.monotonic() > deadline:
+                    raise BusyError(
+                        "another DVC command holds this project",
+                        where=self.repo.root_dir,
+                        remedy="wait for it, or stop it",
+                    ) from None
+
     @contextmanager
-    def claimed(self, folder: Path) -> Iterator[None]:
+    def claimed(self, folder: Path, wait_seconds: float = 600.0) -> Iterator[None]:
         """Keep DVC's own commands from changing what is in a folder of the project, while the block runs.
 
         Raises:
             BusyError: a DVC command works there.
         """
-        claim = rwlock.Claim(
-            self.repo.tmp_dir,
-            os.path.join(self.repo.root_dir, os.path.relpath(folder.resolve(), self.repo.root_dir)),
-            self.repo.config["core"].get("hardlink_lock", False),
-        )
-        with self.open():
+        root = self.repo.root_dir
+        claimed = os.path.join(root, os.path.relpath(folder.resolve(), root))
+        claim = rwlock.Claim(str(self._tmp), claimed, self._hardlink)
+        with self.open(wait_seconds):
             claim.take()
         self._claim = claim
         try:
@@ -131,6 +138,10 @@ class Books:
             self._claim = None
             with contextlib.suppress(HacpoError), self.open(_GIVE_BACK_SECONDS):
                 claim.give_back()  # should that fail: DVC removes entries of processes that are gone
+
+    def mend_rwlock(self) -> bool:
+        """See `rwlock.mend`. The caller has the books `open`."""
+        return rwlock.mend(str(self._tmp), self._hardlink)
 
     def stages(self, path: Path) -> list[Any]:
         """The stages of one dvc.yaml, in file order, matrix expanded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 from hacpo.errors import SettingsError
@@ -41,7 +42,7 @@ def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> tuple[list[AgentPlan]
                 remedy="`hacpo run` or `dvc repro` first, or change it back",
             )
         books = _books(pipeline)
-        with books.open(_WAIT_SECONDS):
+        with books.claimed(pipeline.layout.root, _WAIT_SECONDS), books.open(_WAIT_SECONDS):
             done = _steps_done(pipeline, books)
             plans = plan_pruning(pipeline, done)
             if not dry_run:
@@ -63,10 +64,12 @@ def restore_by_hand(pipeline: Pipeline, agent: str, step: int, entry: str) -> bo
     """
     if pipeline.layout.checkpoint(step, agent).is_dir():
         return False
-    with driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo restore"):
+    with contextlib.ExitStack() as work:
+        work.enter_context(driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo restore"))
         check_resolved(pipeline)
         books = _books(pipeline)
         progress = ConsoleProgress()
+        work.enter_context(books.claimed(pipeline.layout.root, _WAIT_SECONDS))
         with books.open(_WAIT_SECONDS):
             for title, at in _not_current(pipeline, books, until=step):
                 if not title.startswith("evaluate"):

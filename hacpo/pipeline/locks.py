@@ -47,6 +47,16 @@ def _flock(path: Path, kind: int, wait_seconds: float, busy: str, waiting: str =
         yield
 
 
+def has_flock(folder: Path) -> bool:
+    """Whether the filesystem of a folder takes locks at all; some take them and do nothing."""
+    with (folder / "flock").open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in _UNSUPPORTED
+    return True
+
+
 @contextlib.contextmanager
 def _folder(layout: Layout) -> Iterator[Path]:
     """Where the locks of a run are.

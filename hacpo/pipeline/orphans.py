@@ -39,13 +39,15 @@ def left_by_dvc() -> bool:
     """
     import psutil
 
-    path = Path(".dvc") / "tmp" / "rwlock"
+    folder = rwlock.temporary_folder(Path.cwd())
+    if folder is None or not (path := folder / rwlock.NAME).is_file():
+        return False
     for _ in range(5):
         entries, _written = rwlock.read(path)
         if entries is not None:
             break
         time.sleep(0.05)  # DVC is writing it
-    if not path.is_file() or entries is None:
+    else:
         return False
     writers = {entry["pid"] for entry in entries.get("write", {}).values()}
     with suppress(psutil.Error):

@@ -68,7 +68,7 @@ def repair(pipeline: Pipeline, books: Books) -> Repairs:
             if _is_cut_off(path):
                 path.unlink()
                 made.locks.append(path)
-        made.rwlock = rwlock.mend(repo.tmp_dir, repo.config["core"].get("hardlink_lock", False))
+        made.rwlock = books.mend_rwlock()
         root = Path(repo.root_dir)
         for path in [*_temporary(pipeline.layout.root), *_temporary(Path(repo.stage_cache.cache_dir))]:
             made.temporary += _removed(path, root)
@@ -86,28 +86,28 @@ def repair_if_needed(pipeline: Pipeline) -> str:
 
     It looks without loading DVC, and leaves alone what another process may be writing just now.
     """
-    if not (pipeline.root / ".dvc").is_dir() or not _looks_wrong(pipeline):
+    folder = rwlock.temporary_folder(pipeline.root)
+    if folder is None or not _looks_wrong(pipeline, folder):
         return ""
     from hacpo.pipeline.bookkeeping import Books
 
-    books = Books(pipeline.root)
     try:
+        books = Books(pipeline.root)
         with books.open(0):
             return str(repair(pipeline, books))
     except BusyError:
         return ""  # whoever works there leaves it whole
-    except StorageError as error:
-        return f"not mended: {error}"
+    except (StorageError, OSError) as error:
+        return f"what a kill left is not mended: {error}"
 
 
-def _looks_wrong(pipeline: Pipeline) -> bool:
+def _looks_wrong(pipeline: Pipeline, folder: Path) -> bool:
     """Whether there may be something to mend, by what is seen without DVC; a lock cut off just between two lines of its
     YAML is not."""
-    dvc = pipeline.root / ".dvc"
     return (
-        rwlock.read(dvc / "tmp" / "rwlock")[0] is None
+        rwlock.read(folder / rwlock.NAME)[0] is None
         or any(not path.read_bytes().endswith(b"\n") for path in lock_files(pipeline))
-        or next(_empty_folders(dvc / "cache" / "runs"), None) is not None
+        or next(_empty_folders(folder.parent / "cache" / "runs"), None) is not None
         or next(_temporary(pipeline.layout.root), None) is not None
     )
 

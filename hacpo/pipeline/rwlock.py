@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.errors import BusyError
+from hacpo.pipeline.locks import has_flock
 from hacpo.schema import atomic
 
 Entry = dict[str, Any]
 """`pid` and `cmd` of a process."""
 
-_NAME, _GUARD = "rwlock", "rwlock.lock"
+NAME, _GUARD = "rwlock", "rwlock.lock"
 _WAIT_SECONDS = 2.0
 """For a DVC that is being killed to be gone."""
 
@@ -44,10 +45,8 @@ def edited(folder: str, _filesystem: object = None, hardlink: bool = False) -> I
         LockError: another process keeps the guard.
         StorageError: the disk refuses.
     """
-    from dvc.lock import make_lock
-
-    path = Path(folder) / _NAME
-    with make_lock(os.path.join(folder, _GUARD), tmp_dir=folder, hardlink_lock=hardlink):
+    path = Path(folder) / NAME
+    with guard(Path(folder), _GUARD, hardlink=hardlink):
         found, written = read(path)
         whole = found or {}
         entries: dict[str, dict[str, Any]] = {
@@ -59,6 +58,22 @@ def edited(folder: str, _filesystem: object = None, hardlink: bool = False) -> I
         if found is None or json.dumps(entries) != json.dumps({"read": {}, "write": {}, **found}):
             with atomic(path) as scratch:
                 scratch.write_text(json.dumps(entries), encoding="utf-8")
+
+
+def temporary_folder(root: Path) -> Path | None:
+    """DVC's folder for temporary files, of the repository that a folder lies in; None if it lies in none."""
+    resolved = root.resolve()
+    return next((at / ".dvc" / "tmp" for at in (resolved, *resolved.parents) if (at / ".dvc").is_dir()), None)
+
+
+def guard(folder: Path, name: str, *, hardlink: bool) -> Any:
+    """DVC's lock of that name. Where the filesystem has no locks, DVC itself refuses to work, and the lease that
+    `Books` holds beside this one has to do."""
+    from dvc.lock import LockNoop, make_lock
+
+    if not hardlink and not has_flock(folder):
+        return LockNoop()
+    return make_lock(str(folder / name), tmp_dir=str(folder), hardlink_lock=hardlink)
 
 
 def read(path: Path) -> tuple[dict[str, Any] | None, float]:
@@ -120,7 +135,7 @@ def _drop_impostors(entries: dict[str, dict[str, Any]], written: float) -> None:
 def mend(folder: str, hardlink: bool) -> bool:
     """Begin the list anew if it was cut off, and drop what blocks without reason; returns whether it had been."""
     with edited(folder, hardlink=hardlink):
-        return read(Path(folder) / _NAME)[0] is None
+        return read(Path(folder) / NAME)[0] is None
 
 
 class Claim:
@@ -158,7 +173,7 @@ class Claim:
 
     def _take(self) -> Entry | None:
         """Enter it, or return who is in the way."""
-        path = Path(self._folder) / _NAME
+        path = Path(self._folder) / NAME
         found, _ = read(path)
         if self._mine in ((found or {}).get("read", {}).get(self._claimed) or []):
             return None
