@@ -128,3 +128,18 @@ def test_entries_of_zombies_and_of_later_processes_do_not_block(finished_copy: P
         result = cli("run", "pipelines/small", "--jobs", "1")
         assert result.code == 0, result.err
     zombie.wait()
+
+
+def test_what_dvc_writes_within_a_run_is_put_in_place_whole(finished_copy: Path) -> None:
+    """DVC would empty its list of readers and writers and fill it again, twice for every question about a stage."""
+    import dvc.rwlock
+
+    from hacpo.pipeline.bookkeeping import Books
+
+    books, path = Books(finished_copy), finished_copy / ".dvc" / "tmp" / "rwlock"
+    with books.open(), dvc.rwlock.rwlock(str(path.parent), books.repo.fs, "test", ["/read"], ["/written"], False):
+        entered, handle = path.read_text(), path.open()
+    with handle:
+        assert handle.read() == entered  # the file that was there is untouched: another has its name
+    assert "/written" in entered
+    assert "/written" not in path.read_text()
