@@ -303,6 +303,8 @@ def test_two_runs_at_once_are_refused(finished_copy: Path, cli: Cli) -> None:
 
 
 def test_a_second_process_is_refused_while_a_run_works(project: Path, cli: Cli) -> None:
+    from hacpo.pipeline.leases import is_held
+
     process = subprocess.Popen(
         WAYS["run"], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
