@@ -309,8 +309,7 @@ def test_a_second_process_is_refused_while_a_run_works(project: Path, cli: Cli) 
         WAYS["run"], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        holder = project / "artifacts" / "small" / ".locks" / "driver.lock"
-        while process.poll() is None and not (holder.is_file() and holder.read_text()):
+        while process.poll() is None and not is_held(project / "artifacts" / "small" / ".locks", "driver"):
             time.sleep(0.01)
         refused = cli("run", "pipelines/small")
     finally:
