@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo.errors import HacpoError, StorageError
+from hacpo.model_folder import MODEL_FILES
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -64,7 +65,6 @@ def download(dataset: HubDataset, file: str) -> Path:
         return Path(_api().hf_hub_download(dataset.repository, file, repo_type="dataset", revision=dataset.commit))
 
 
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "README.md", "LICENSE*", "NOTICE*")
 _UNWANTED = ("*/*", "consolidated*")
 """Other copies of the same weights: in folders (`original/`, `onnx/`), or in the format of the model's makers."""
 
@@ -98,7 +98,7 @@ def fetch_model(
         folder = snapshot_download(
             repository,
             revision=revision,
-            allow_patterns=list(_WANTED),
+            allow_patterns=list(MODEL_FILES),
             ignore_patterns=list(_UNWANTED),
             tqdm_class=_silent_bar(on_progress),
             endpoint=os.environ.get("HF_ENDPOINT") or None,

@@ -7,14 +7,17 @@ anybody's file on to whoever gets the checkpoint.
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from hacpo.errors import ModelError
-from hacpo.weights import WEIGHT_SUFFIXES
+from hacpo.weights import WEIGHT_SUFFIXES, holds_adapter
 
-_NAMES = (
+MODEL_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
     "config.json",
@@ -22,13 +25,16 @@ _NAMES = (
     "tokenizer*.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.*",
+    "vocab.json",
+    "vocab.txt",
+    "vocab.bpe",
     "merges.txt",
     "*.model",
     "*.spm",
     "*.tiktoken",
     "tekken.json",
-    "chat_template.*",
+    "chat_template.jinja",
+    "chat_template.json",
     "*processor_config.json",
     "adapter_config.json",
     "adapter_base.json",
@@ -39,6 +45,7 @@ _NAMES = (
     "COPYING*",
     "USE_POLICY*",
 )
+"""Patterns of the names of a model's files."""
 
 
 def is_model_file(name: str) -> bool:
@@ -48,19 +55,21 @@ def is_model_file(name: str) -> bool:
     """
     if name.startswith(".") or (Path(name).suffix in WEIGHT_SUFFIXES and not name.endswith(".safetensors")):
         return False
-    return any(fnmatchcase(name, pattern) for pattern in _NAMES)
+    return any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)
 
 
 def model_files(folder: Path) -> list[Path]:
     """The model's files in a folder, by name.
 
     Raises:
-        ModelError: one of them is a link that leaves the folder, or leads nowhere.
+        ModelError: one of them is a link that leaves the folder, or leads nowhere; or the folder holds an adapter.
     """
+    if holds_adapter(folder):
+        raise ModelError("holds an adapter, not a model alone", where=folder, remedy="merge the two first")
     files = [path for path in sorted(folder.iterdir()) if is_model_file(path.name) and not path.is_dir()]
     roots = _roots(folder)
     for file in files:
-        real = file.resolve()
+        real = Path(os.path.realpath(file))  # `resolve` raises for links in a circle
         if not real.is_file() or not any(real.is_relative_to(root) for root in roots):
             raise ModelError(
                 "is no file of this model folder",
@@ -79,13 +88,28 @@ def _roots(folder: Path) -> list[Path]:
     return [whole, whole.parents[1] / "blobs"] if cached else [whole]
 
 
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The content of a model folder's JSON file; empty if there is none.
+
+    Raises:
+        ModelError: it holds no mapping.
+    """
+    try:
+        content = json.loads(file.read_bytes()) if file.is_file() else {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ModelError("is no JSON mapping", where=file)
+    return content
+
+
 def copy_file(file: Path, target: Path) -> None:
     """Copy a file with its permissions: what only its owner may read stays so."""
     shutil.copyfile(file, target)
     shutil.copymode(file, target)
 
 
-def why_unloadable(error: Exception) -> str:
+def why_unloadable(error: BaseException) -> str:
     """What to say of an error that transformers raised over a model folder, in one line."""
     text = str(error)
     if "trust_remote_code" in text:

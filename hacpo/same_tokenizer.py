@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.errors import ModelError
+from hacpo.model_folder import read_mapping
 
+_ADDED = "added_tokens.json"
 _VOCABULARIES = (
     "vocab.json",
     "vocab.txt",
     "vocab.bpe",
     "encoder.json",
     "merges.txt",
-    "added_tokens.json",
+    _ADDED,
     "tekken.json",
 )
 _SUFFIXES = (".model", ".spm", ".tiktoken")
@@ -67,6 +69,8 @@ def same_tokenizer(one: Path, other: Path) -> bool:
     Raises:
         ModelError: a file is damaged.
     """
+    if _by_version(one) != _by_version(other):
+        return False
     files = [folder / "tokenizer.json" for folder in (one, other)]
     if not all(file.is_file() for file in files):
         found = _vocabulary_files(one)
@@ -79,6 +83,11 @@ def same_tokenizer(one: Path, other: Path) -> bool:
     first = _tokenizer(files[0], contents[0])
     second = first if alike else _tokenizer(files[1], contents[1])
     return first.parts == second.parts and _tokens(first, *declared[0]) == _tokens(second, *declared[1])
+
+
+def _by_version(folder: Path) -> dict[str, bytes]:
+    """Files that take the place of tokenizer.json from a version of transformers on (`tokenizer.5.0.0.json`)."""
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("tokenizer.*.json"))}
 
 
 def _tokenizer(file: Path, content: bytes) -> _Tokenizer:
@@ -96,7 +105,7 @@ def _tokenizer(file: Path, content: bytes) -> _Tokenizer:
         return _Tokenizer(
             {"model": model, **{name: spec.get(name) for name in ("normalizer", "pre_tokenizer")}},
             frozenset(piece if isinstance(piece, str) else piece[0] for piece in vocabulary),
-            {token["id"]: token["content"] for token in spec.get("added_tokens") or ()},
+            {int(token["id"]): str(token["content"]) for token in spec.get("added_tokens") or ()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise ModelError("is no tokenizer that the `tokenizers` library writes", where=file) from None
@@ -108,30 +117,24 @@ def _tokens(tokenizer: _Tokenizer, added: Mapping[int, str], named: set[str]) ->
     return tokens, named - tokenizer.pieces - {*tokens.values()}
 
 
-def _config(folder: Path, name: str = "tokenizer_config.json") -> Json:
-    path = folder / name
-    try:
-        content = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise ModelError("is no JSON mapping", where=path)
-    return content
+def _config(folder: Path) -> Json:
+    return read_mapping(folder / "tokenizer_config.json")
 
 
 def _added(folder: Path) -> dict[int, str]:
-    """Tokens that tokenizer_config.json adds, by id."""
-    tokens = _config(folder).get("added_tokens_decoder") or {}
+    """Tokens that tokenizer_config.json adds, by id; of an older folder, where it says nothing, added_tokens.json."""
+    tokens = _config(folder).get("added_tokens_decoder")
     try:
-        return {int(token_id): token["content"] for token_id, token in tokens.items()}
+        if tokens is None:
+            return {int(token_id): str(content) for content, token_id in read_mapping(folder / _ADDED).items()}
+        return {int(token_id): str(token["content"]) for token_id, token in tokens.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        where = folder / "tokenizer_config.json"
-        raise ModelError("added_tokens_decoder is not token id -> content", where=where) from None
+        raise ModelError("the tokens that are added have no ids and contents", where=folder) from None
 
 
 def _named(folder: Path) -> set[str]:
     """Tokens with a role (`eos_token`, `additional_special_tokens`, ...)."""
-    configs = (_config(folder), _config(folder, "special_tokens_map.json"))
+    configs = (_config(folder), read_mapping(folder / "special_tokens_map.json"))
     return {
         content
         for config in configs
@@ -143,11 +146,11 @@ def _named(folder: Path) -> set[str]:
 
 def _contents(value: object) -> set[str]:
     """Contents of tokens that are written as text, as a mapping with `content`, or as several of these."""
-    if isinstance(value, str):
-        return {value}
-    if isinstance(value, dict):
-        value = [value["content"]] if "content" in value else list(value.values())
-    return {content for item in value for content in _contents(item)} if isinstance(value, list) else set()
+    if isinstance(value, dict) and "content" not in value:
+        value = list(value.values())
+    tokens = value if isinstance(value, list) else [value]
+    named = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    return {content for content in named if isinstance(content, str)}
 
 
 def _vocabulary_files(folder: Path) -> tuple[Json, dict[str, bytes]]:

@@ -11,13 +11,18 @@ stays whole, so a response's text is always what its tokens decode to. There is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hacpo.errors import ModelError
+from hacpo.model_folder import read_mapping
+
 UNFINISHED = "\ufffd"
 """What a decoder gives for bytes that are no character, or none yet."""
+
+_MOST = 1 << 31
+"""Token ids are int32."""
 
 _PATIENCE = 16
 """Tokens without a whole character after which they are taken for what they are: a character has four bytes at most."""
@@ -39,12 +44,19 @@ def stop_string(
 
 
 def eos_token_ids(folder: Path, *others: int) -> list[int]:
-    """Tokens that a model folder's generation config and config name as EOS, and `others`."""
+    """Tokens that a model folder's generation config and config name as EOS, and `others`.
+
+    Raises:
+        ModelError: one of them names something that is no token id.
+    """
     found = set(others)
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        found |= set(value if isinstance(value, list) else [] if value is None else [value])
+        value = read_mapping(folder / name).get("eos_token_id")
+        declared = value if isinstance(value, list) else [] if value is None else [value]
+        wrong = [token_id for token_id in declared if type(token_id) is not int or not 0 <= token_id < _MOST]
+        if wrong:
+            raise ModelError("eos_token_id is no token id", where=folder / name, found=repr(wrong[0])[:40])
+        found |= set(declared)
     return sorted(found)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
-from hacpo.errors import ModelError
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import LearnerOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
 from hacpo.pipeline.stage import Stage, open_stage
@@ -114,16 +112,10 @@ def pool(
 
 def _limits(stage: Stage, learner: str) -> Limits:
     """What the learner's model can take of the others' responses."""
+    from hacpo.model_folder import read_mapping
     from hacpo.pooling import Limits
 
-    path = stage.start(learner) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise ModelError("is no JSON mapping", where=path)
-    return Limits.of(config, stage.settings.pool.max_tokens)
+    return Limits.of(read_mapping(stage.start(learner) / "config.json"), stage.settings.pool.max_tokens)
 
 
 def _routes(stage: Stage, learner: str, sources: Sequence[str]) -> dict[str, TextRoute]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,54 @@ def test_an_unforeseen_error_is_one_line_and_a_file(cli: Cli, project: Path, fau
     for expected in ("Traceback", "in broken", "command: hacpo status pipelines/small", "torch 2.", "group_size: 4"):
         assert expected in written
     assert "hunter2" not in written + result.err
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_words_of_the_settings_are_no_secrets(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch, fault: None
+) -> None:
+    """`TOKENIZERS_PARALLELISM=false` is in the environment of every command."""
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setenv("OPENAI_APIKEY", "hunter2")  # the beginning of another
+    params = project / RUN / "params.yaml"
+    params.write_text(params.read_text() + "\nevaluation: {prompt: false, key: hunter2hunter2}\n")
+    Path("artifacts").mkdir(exist_ok=True)
+    assert cli("status", RUN).code == 70
+    (path,) = Path("artifacts/.crashes").iterdir()
+    assert "{prompt: false, key: <SOME_TOKEN>}" in path.read_text()
+
+
+def test_a_link_in_a_shared_folder_is_not_followed(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    (tmp_path / f"hacpo-crash-20260101-000000-{os.getpid()}.txt").symlink_to(mine)
+    assert "could not be written down" in cli("status", RUN).error
+    assert mine.read_text() == "kept"
+
+
+def test_a_fault_that_hinders_the_record_too_is_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", None)  # not yet looked for
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def broken(*_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(Pipeline, "open", broken)
+    try:
+        result = cli("status", RUN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert result.code == 70
+    assert "Too many open files, and it could not be written down" in result.error
 
 
 def test_without_a_project_the_file_is_in_the_temporary_folder(

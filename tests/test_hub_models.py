@@ -30,6 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, models: Path) -> Iterat
         files |= {
             "README.md": b"---\nlicense: apache-2.0\n---\n",
             "LICENSE": b"free",
+            "USE_POLICY.md": b"kindly",
             "original/consolidated.00.pth": b"other",
             "consolidated.safetensors": b"other",
             "pytorch_model.bin": b"other",
@@ -62,6 +63,7 @@ def test_a_model_is_downloaded_and_its_commit_written_down(
     assert json.loads((START / STARTED_FROM).read_text()) == {"hub": MODEL, "commit": COMMIT}
     assert (START / "model.safetensors").read_bytes() == (models / "ada" / "model.safetensors").read_bytes()
     assert (START / "LICENSE").read_bytes() == b"free"
+    assert (START / "USE_POLICY.md").read_bytes() == b"kindly"
     assert not [path for path in hub.asked if "/resolve/" in path and path.endswith((".pth", ".bin", "params.json"))]
     assert {path.name for path in START.iterdir()} >= {"config.json", "tokenizer.json", "README.md"}
     assert not (START / "consolidated.safetensors").exists()

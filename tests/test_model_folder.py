@@ -88,8 +88,51 @@ def test_a_link_out_of_the_folder_is_refused(cli: Cli, project: Path, folder: Pa
     assert (START / "NOTICE").read_text() == "free"
 
 
+def test_links_in_a_circle_are_refused(cli: Cli, project: Path, folder: Path) -> None:
+    (folder / "LICENSE").symlink_to("LICENSE")
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6
+    assert "LICENSE: is no file of this model folder (found a link to LICENSE)" in result.error
+
+
+NOWHERE = {"type": "Precompiled", "precompiled_charsmap": ""}
+"""A normaliser over which the `tokenizers` library panics."""
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("generation_config.json", {"eos_token_id": "abc"}, "eos_token_id is no token id (found 'abc')"),
+        ("generation_config.json", {"eos_token_id": [1 << 40]}, "eos_token_id is no token id"),
+        ("generation_config.json", {"eos_token_id": -1}, "eos_token_id is no token id"),
+        ("generation_config.json", None, "generation_config.json: is no JSON mapping"),
+        ("tokenizer.json", {"normalizer": NOWHERE}, "no usable tokenizer: Precompiled"),
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    cli: Cli, project: Path, folder: Path, name: str, change: dict[str, object] | None, says: str
+) -> None:
+    file = folder / name
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    file.unlink(missing_ok=True)
+    file.write_text("[1" if change is None else json.dumps({**content, **change}))
+    for words in (["warmup", "--agent", "ada"], ["plan", "--check"]):
+        result = cli(words[0], *words[1:], "pipelines/small")
+        assert says in result.out + result.err
+        assert "Traceback" not in result.err
+        assert result.code not in (0, 70)
+    assert not START.exists()
+
+
+def test_the_check_refuses_a_folder_with_an_adapter_as_the_start_does(cli: Cli, project: Path, folder: Path) -> None:
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "/"}))
+    for words in (["warmup", "--agent", "ada"], ["plan", "--check"]):
+        result = cli(words[0], *words[1:], "pipelines/small")
+        assert "holds an adapter, not a model alone" in result.out + result.err
+
+
 def test_only_a_models_files_are_taken(cli: Cli, project: Path, folder: Path, tmp_path: Path) -> None:
-    for name in ("modeling.py", "pytorch_model.bin", ".env", "notes.pdf", "id_rsa"):
+    for name in ("modeling.py", "vocab.py", "chat_template.py", "pytorch_model.bin", ".env", "notes.pdf", "id_rsa"):
         (folder / name).write_text("secret")
     outside = tmp_path / "notes"
     outside.write_text("secret")

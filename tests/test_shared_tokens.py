@@ -449,12 +449,35 @@ def test_tokenizers_without_tokenizer_json_are_compared_by_their_files(folder: P
     assert not same_tokenizer(one, other)
 
 
+def test_a_file_that_takes_the_place_of_tokenizer_json_counts(folder: Path, tmp_path: Path) -> None:
+    """transformers loads `tokenizer.<version>.json` where it is that new and tokenizer_config.json names the file."""
+    other = edited(
+        folder, tmp_path, CONFIG, lambda config: config.update(fast_tokenizer_files=["tokenizer.4.0.0.json"])
+    )
+    spec = json.loads((folder / SPEC).read_text())
+    swapped(spec)
+    (other / "tokenizer.4.0.0.json").write_text(json.dumps(spec))
+    tokens = [ChatTokenizer(one).encode("a") for one in (folder, other)]
+    assert tokens[0] != tokens[1]
+    assert (same_tokenizer(folder, other), same_tokenizer(other, folder)) == (False, False)
+
+
+def test_tokens_that_an_older_folder_adds_count(folder: Path, tmp_path: Path) -> None:
+    """transformers reads added_tokens.json where tokenizer_config.json says nothing of added tokens."""
+    other = edited(folder, tmp_path, CONFIG, lambda config: config.pop("added_tokens_decoder", None))
+    assert same_tokenizer(folder, other)
+    new = ChatTokenizer(folder).vocabulary_size
+    (other / "added_tokens.json").write_text(json.dumps({"<new>": new}))
+    assert ChatTokenizer(other).vocabulary_size == new + 1
+    assert (same_tokenizer(folder, other), same_tokenizer(other, folder)) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         (SPEC, "{}", "tokenizer.json: is no tokenizer"),
         (CONFIG, "[", "tokenizer_config.json: is no JSON mapping"),
-        (CONFIG, '{"added_tokens_decoder": {"x": 1}}', "added_tokens_decoder is not token id -> content"),
+        (CONFIG, '{"added_tokens_decoder": {"x": 1}}', "the tokens that are added have no ids and contents"),
     ],
 )
 def test_a_damaged_tokenizer_is_one_line(name: str, text: str, message: str, folder: Path, tmp_path: Path) -> None:

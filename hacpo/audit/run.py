@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from hacpo.audit.findings import Finding
 from hacpo.context_length import context_length
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
+from hacpo.model_folder import read_mapping
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import Pruned, read_record
 from hacpo.same_tokenizer import same_tokenizer
@@ -92,10 +92,9 @@ class AuditRun:
     def config(self, agent: str) -> dict[str, Any]:
         """The config.json of an agent's first checkpoint; empty if it cannot be read."""
         if agent not in self.configs:
-            content = None
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                content = json.loads((self.layout.checkpoint(0, agent) / "config.json").read_text(encoding="utf-8"))
-            self.configs[agent] = content if isinstance(content, dict) else {}
+            self.configs[agent] = {}
+            with contextlib.suppress(OSError, HacpoError):
+                self.configs[agent] = read_mapping(self.layout.checkpoint(0, agent) / "config.json")
         return self.configs[agent]
 
     def same_tokenizer(self, one: str, other: str) -> bool | None:
@@ -111,7 +110,7 @@ class AuditRun:
 
     def eos_token_ids(self, agent: str) -> list[int]:
         """Tokens that end the agent's responses, as its first checkpoint declares them; none if it does not."""
-        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+        with contextlib.suppress(OSError, HacpoError):
             return eos_token_ids(self.layout.checkpoint(0, agent))
         return []
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hacpo.engines.tokenizers import ChatTokenizer, load_tokenizer
 from hacpo.errors import ModelError
+from hacpo.model_folder import read_mapping
 from hacpo.stopping import eos_token_ids
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -80,7 +81,7 @@ def _declare_stop_tokens(folder: Path, chat: ChatTokenizer) -> bool:
     if set(eos_token_ids(folder)) == set(chat.stop_token_ids):
         return False
     path = folder / "generation_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = read_mapping(path)
     others = [token_id for token_id in chat.stop_token_ids if token_id != chat.eos_token_id]
     config["eos_token_id"] = [chat.eos_token_id, *others] if others else chat.eos_token_id
     _replace(path, json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -81,13 +81,11 @@ def copy_model_folder(source: Path, target: Path) -> None:
     own start.
 
     Raises:
-        ModelError: no config.json or no safetensors weights, or a file is a link that leaves the folder.
+        ModelError: no config.json or no safetensors weights, or what `model_files` refuses.
     """
     for wanted in ("config.json",):
         if not (source / wanted).is_file():
             raise ModelError(f"is no model folder: it has no {wanted}", where=source)
-    if holds_adapter(source):
-        raise ModelError("holds an adapter, not a model alone", where=source, remedy="merge the two first")
     files = model_files(source)
     policy_hash(source)
     for file in files:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from hacpo.config import EngineSettings
 from hacpo.context_length import context_length
 from hacpo.errors import ModelError
+from hacpo.model_folder import read_mapping
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of attention heads that vLLM 0.32's attention on a CPU takes."""
@@ -77,9 +77,7 @@ def installed_build() -> Literal["cpu", "gpu"] | None:
 
 def model_config(folder: Path) -> dict[str, Any]:
     """What a model folder's config.json says; nothing if there is none."""
-    path = folder / "config.json"
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content
+    return read_mapping(folder / "config.json")
 
 
 def check_vllm(folder: Path, settings: EngineSettings, machine: Machine | None = None) -> None:

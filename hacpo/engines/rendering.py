@@ -67,7 +67,7 @@ class Renderer:
         if reply is None:
             raise RefusedError(f"it takes more than {SECONDS:g} s or {MEMORY >> 20} MiB", beyond_bounds=True)
         if "refused" in reply:
-            raise RefusedError(reply["refused"], beyond_bounds="memory" in reply["refused"])
+            raise RefusedError(reply["refused"], beyond_bounds=reply["beyond_bounds"])
         return str(reply["text"])
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -75,7 +75,8 @@ class Renderer:
             return self._process
         self._received = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_WORKER)],
+            # Without `-P` the files beside it would stand for `tokenizers` and others.
+            [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -87,18 +88,20 @@ class Renderer:
             raise HacpoError("the process that renders chat templates did not start", where=_WORKER)
         return self._process
 
-    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> dict[str, str] | None:
+    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> dict[str, Any] | None:
         """The reply; None if there is none in time, and the process is ended."""
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead, as the missing reply says
-            unsent = memoryview(request)
-            while unsent:
-                unsent = unsent[process.stdin.write(unsent) :]
-        line = self._line(process, time.monotonic() + SECONDS)
-        if line is None:
-            _end(process)
-            return None
-        reply: dict[str, str] = json.loads(line)
+        reply: dict[str, Any] | None = None
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it is dead, as the missing reply says
+                unsent = memoryview(request)
+                while unsent:
+                    unsent = unsent[process.stdin.write(unsent) :]
+            line = self._line(process, time.monotonic() + SECONDS)
+            reply = None if line is None else json.loads(line)
+        finally:
+            if reply is None:  # also when interrupted: the reply to this prompt must not be taken for the next one's
+                _end(process)
         return reply
 
     def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:

