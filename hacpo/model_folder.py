@@ -80,6 +80,23 @@ def model_files(folder: Path) -> list[Path]:
     return files
 
 
+def indexed_weights(folder: Path) -> list[str]:
+    """The weights files that the index of a folder names, there or not; none without an index.
+
+    Raises:
+        ModelError: the index is damaged, or names a file elsewhere, which transformers would take for the model's own.
+    """
+    names: set[str] = set()
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        weight_map = read_mapping(index).get("weight_map")
+        files = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
+        for file in files:
+            if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+                raise ModelError("names no weights file of this folder", where=index, found=repr(file)[:80])
+            names.add(file)
+    return sorted(names)
+
+
 def _roots(folder: Path) -> list[Path]:
     """Where a model folder's files may really lie: in it, or beside the snapshot of the hub's cache that it is
     (`models--<owner>--<name>/snapshots/<commit>`, whose files are links to `../../blobs`)."""

@@ -95,6 +95,25 @@ def test_links_in_a_circle_are_refused(cli: Cli, project: Path, folder: Path) ->
     assert "LICENSE: is no file of this model folder (found a link to LICENSE)" in result.error
 
 
+@pytest.mark.parametrize("absolute", [True, False])
+def test_weights_elsewhere_are_not_taken_for_the_models(cli: Cli, project: Path, folder: Path, absolute: bool) -> None:
+    """transformers follows an index out of its folder: somebody's own weights would be trained, and exported."""
+    from safetensors.torch import load_file
+
+    private = project / "private/model.safetensors"
+    private.parent.mkdir()
+    shutil.move(folder / "model.safetensors", private)
+    shutil.copy(private, folder / "other.safetensors")  # or it has no weights
+    named = str(private) if absolute else "../../private/model.safetensors"
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(private), named)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for words in (["warmup", "--agent", "ada"], ["plan", "--check"]):
+        result = cli(words[0], *words[1:], "pipelines/small")
+        assert "model.safetensors.index.json: names no weights file of this folder" in result.out + result.err
+        assert result.code != 0
+    assert not START.exists()
+
+
 NOWHERE = {"type": "Precompiled", "precompiled_charsmap": ""}
 """A normaliser over which the `tokenizers` library panics."""
 

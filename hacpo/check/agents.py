@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from hacpo.errors import ArtifactError, HacpoError, ModelError
 from hacpo.estimate.known_models import KNOWN_MODELS, agent_shape
 from hacpo.estimate.shapes import ModelShape
 from hacpo.hub import model_files
+from hacpo.model_folder import indexed_weights
 from hacpo.model_source import hub_repository, missing_folder
 from hacpo.pipeline.project import Pipeline
 
@@ -71,13 +71,14 @@ def _check_folder(pipeline: Pipeline, name: str, agent: AgentSettings) -> Iterat
     else:
         lacking = missing_parts([file.name for file in folder.iterdir() if file.is_file()])
         yield from (error(f"{where}: {agent.model} has no {what}") for what in lacking)
-        yield from (error(f"{where}: {agent.model} lacks {file}, which its index names") for file in _lost(folder))
-        if not lacking:
-            try:
+        try:
+            lost = [file for file in indexed_weights(folder) if not (folder / file).is_file()]
+            yield from (error(f"{where}: {agent.model} lacks {file}, which its index names") for file in lost)
+            if not lacking:
                 agent_shape(name, agent, pipeline.root)
                 _check_weights(folder, Path(agent.model))
-            except (ModelError, ArtifactError) as refusal:
-                yield error(f"{where}: {refusal}")
+        except (ModelError, ArtifactError) as refusal:
+            yield error(f"{where}: {refusal}")
         if agent.revision is not None:
             yield warning(f"agents.{name}.revision: {agent.model} is a folder, of which no revision can be told")
 
@@ -122,14 +123,3 @@ def missing_parts(names: Sequence[str]) -> list[str]:
         "tokenizer": not _TOKENIZERS.isdisjoint(names),
     }
     return [part for part, there in parts.items() if not there]
-
-
-def _lost(folder: Path) -> list[str]:
-    """Weights files that the folder's index names and that are not there."""
-    lost: set[str] = set()
-    for index in folder.glob("*.safetensors.index.json"):
-        try:
-            lost |= {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        except (OSError, ValueError, KeyError, AttributeError):
-            lost.add(f"a readable {index.name}")
-    return sorted(file for file in lost if not (folder / file).is_file())

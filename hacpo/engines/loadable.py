@@ -8,7 +8,7 @@ from typing import Any
 
 from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.errors import ArtifactError, ModelError
-from hacpo.model_folder import model_files, why_unloadable
+from hacpo.model_folder import indexed_weights, model_files, why_unloadable
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attn\.(?:masked_)?bias$|attention\.(?:masked_)?bias$|^(?:model\.)?mtp\.")
 """Tensors that folders hold and models do not: buffers that older releases of transformers saved and the present ones
@@ -28,7 +28,7 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
 
     Raises:
         ModelError: transformers does not know the architecture, or a parameter is missing, left over, or of another
-            shape than the config says.
+            shape than the config says, or the weights' index names a file elsewhere.
         ArtifactError: a weights file is damaged.
     """
     from safetensors import SafetensorError
@@ -39,6 +39,7 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
     loud = logging.get_verbosity()
     logging.set_verbosity_error()  # it reports what is missing in a table, and goes on
     where = called or folder
+    indexed_weights(folder)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),

@@ -188,7 +188,7 @@ def from_folder(folder: Path) -> ModelShape:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, Mapping):
         raise ModelError("has no readable config.json", where=folder, remedy="name a model folder in params.yaml")
