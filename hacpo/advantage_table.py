@@ -29,12 +29,18 @@ def capability_rows(
             the same order.
         previous: agent -> its row of the step before; empty at step 1.
         oracle: agent -> its capability as an oracle says it; None without one.
+
+    Returns:
+        Rows in the order of `rewards`. Within `window_covariance` agents stand by name, so that their order in
+        params.yaml has no influence on a row.
     """
     every = {agent: np.asarray(values, dtype=np.float64) for agent, values in rewards.items()}
     used = {agent: values[:, : settings.samples] for agent, values in every.items()}
-    covariance = accuracy_covariance(np.stack([scores(values, settings.metric) for values in used.values()]))
+    names = sorted(rewards)
+    covariance = accuracy_covariance(np.stack([scores(used[agent], settings.metric) for agent in names]))
     rows = []
-    for number, agent in enumerate(rewards):
+    for agent in rewards:
+        number = names.index(agent)
         before: Mapping[str, Any] = previous.get(agent, {})
         now, now_all = (accuracy(values[agent], settings.metric) for values in (used, every))
         window = extend_window(before.get("window", ()), now, settings.window)
@@ -92,6 +98,7 @@ def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, sha
         and `_high`; with an oracle `_oracle`.
     """
     bounds = {"ratio_min": settings.ratio_min, "ratio_max": settings.ratio_max}
+    rows = sorted(rows, key=lambda row: row["agent"])  # as `window_covariance` lists them
     capability_n = [row["capability"] for row in rows]
     covariance_nn = [smoothed_covariance(row["window_covariance"]) for row in rows]
     summary: dict[str, float] = {}

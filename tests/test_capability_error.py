@@ -75,6 +75,23 @@ def test_the_interval_of_omega_by_hand() -> None:
     assert not [key for key in alone if "omega" in key or (key.endswith("_error") and "standard" not in key)]
 
 
+def test_the_order_of_agents_has_no_influence() -> None:
+    rewards = {"ada": ADA, "bo": BO, "cy": 1 - ADA}
+    first, turned = {}, {}
+    for _ in range(2):  # a window of two steps
+        first = {row["agent"]: row for row in capability_rows(rewards, first, settings())}
+        turned = {row["agent"]: row for row in capability_rows(dict(reversed(rewards.items())), turned, settings())}
+    assert list(turned) == ["cy", "bo", "ada"]
+    assert turned == first
+    straight, back = (capability_summary(list(rows.values()), settings(), share=True) for rows in (first, turned))
+    assert straight == back
+    # bo's covariance with ada is ada's with bo. Its own, of means 1/4 1/4 1/2 with P = 1/3 (away -1/12 -1/12 1/6):
+    # (1/144 + 1/144 + 1/36) / 6 = 1/144.
+    assert first["bo"]["window_covariance"][0] == pytest.approx(
+        [first["ada"]["window_covariance"][0][1], 1 / 144, -first["ada"]["window_covariance"][0][1]]
+    )
+
+
 def test_the_interval_stays_in_omegas_bounds_and_one_problem_has_none() -> None:
     bounds = {"ratio_min": 0.1, "ratio_max": 10.0}
     # An agent at the floor, with a variance that is not 0: exp would overflow.
