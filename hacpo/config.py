@@ -113,7 +113,9 @@ class ImportanceSettings(Section):
     """Importance ratio and its exponential weight."""
 
     alpha: float = knob(
-        doc="Exponent of the detached ratio that weighs cross responses; 0 is off.", source="eq. 12", ge=0
+        doc="Exponent of the detached ratio that weighs cross responses where it is below 1; 0 is off.",
+        source="eq. 12",
+        ge=0,
     )
     ratio_norm: Literal["learner_tokens", "own_tokens", "bytes"] = knob(
         doc="Length that a cross log-ratio is divided by: the learner's tokens, each side by its own tokens, or "

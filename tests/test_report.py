@@ -455,7 +455,9 @@ def test_benchmarks_of_the_same_problems_have_no_average(toy: Run) -> None:
 def test_a_run_without_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = Run(tmp_path, params(["ada"], benchmarks=False)).complete()
-    assert "No evaluation has finished" in page_of(run).text
+    page = page_of(run).text
+    assert "No evaluation has finished" in page
+    assert "Is the latest model the best one?" not in page  # there will never be an answer
     assert (run.layout.report / "curves.csv").read_text() == "step\n"
 
 
@@ -611,10 +613,33 @@ def test_a_fall_that_chance_explains_is_none(tmp_path: Path, monkeypatch: pytest
     found = run.measurements()
     # Best minus last: 0, 0, 1, 0: mean 1/4, error sqrt((3 * 1/16 + 9/16) / 3 / 4) = 1/4; 1/4 < 2 * 1/4.
     assert found.fall["ada", "greedy"] == Estimate(0.25, 0.25, 4)
-    assert checks.checks(found, run.settings)[0].fine
+    check = checks.checks(found, run.settings)[0]
+    assert (check.fine, check.answer) == (True, "no held-out result is further below its best than chance explains")
     card = held_out.headline(found, run.settings)
     assert "+50.0 points" in card
     assert "best 75.0\u00a0% at step 1" in card
+
+
+def test_a_fall_of_which_nobody_knows_the_error_is_not_called_one() -> None:
+    # One problem, right, right, wrong: best minus last is 1, and one value has no standard error.
+    found = collect.Measurements(("ada",))
+    found.accuracy["ada", "one"] = {step: Estimate(mean, None, 1) for step, mean in enumerate([1.0, 1.0, 0.0])}
+    found.fall["ada", "one"] = Estimate(1.0, None, 1)
+    assert not found.has_fallen("ada", "one")
+    found.fall["ada", "one"] = Estimate(1.0, 0.49, 2)
+    assert found.has_fallen("ada", "one")
+
+
+def test_the_page_names_one_best_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1, 3 and 3 of 4 right: the latest is as good as the step before, and is called the best everywhere."""
+    monkeypatch.chdir(tmp_path)
+    settings = params(["ada"])
+    settings["evaluation"]["average"] = ["greedy", "held"]
+    run = Run(tmp_path, settings, held_out=lambda step, problem: float(problem < (1, 3, 3)[step])).complete()
+    found = run.measurements()
+    assert "; its best" in held_out.headline(found, run.settings)
+    assert "best, latest <span class='error'>step 2</span>" in held_out.standings(found, run.settings)
+    assert found.best("ada", "average") == 2
 
 
 def test_steps_that_taught_nothing_are_counted(toy: Run) -> None:

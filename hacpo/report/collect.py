@@ -166,9 +166,10 @@ class Measurements:
         return max(curve) if best is None or (agent, name) not in self.fall else best
 
     def has_fallen(self, agent: str, name: str) -> bool:
-        """Whether the latest evaluation is below the best by more than twice the standard error of their difference."""
+        """Whether the latest evaluation is below the best by more than twice the standard error of their difference;
+        false where that is not known (a benchmark of one problem)."""
         fall = self.fall.get((agent, name))
-        return fall is not None and fall.mean > 2 * (fall.error or 0.0)
+        return fall is not None and fall.error is not None and fall.mean > 2 * fall.error
 
     def total(self, stage: str, agent: str, key: str) -> float:
         """The same number added up over all steps; 0 if there is none."""

@@ -131,11 +131,9 @@ def standings(found: Measurements, settings: Settings) -> str:
     average_is_share = all(is_share(one, settings.verification) for one in columns)
     for agent in agents:
         curve, name = found.accuracy[agent, AVERAGE], tables.named(found, agent)
-        best = best_step({step: one.mean for step, one in curve.items()})
         moments: dict[int, list[str]] = {}
-        for step, word in ((min(curve), "start"), (best, "best"), (max(curve), "latest")):
-            if step is not None:
-                moments.setdefault(step, []).append(word)
+        for step, word in ((min(curve), "start"), (found.best(agent, AVERAGE), "best"), (max(curve), "latest")):
+            moments.setdefault(step, []).append(word)
         for step, words in moments.items():
             cells = [
                 _estimate(found.accuracy[agent, one.name].get(step), is_share(one, settings.verification))
