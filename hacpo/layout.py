@@ -92,6 +92,10 @@ class Layout:
         """A checkpoint's adapter merged with its base, while an engine loads it; outside every table's folder."""
         return self.root / ".merged" / f"agent={agent}"
 
+    def known_policy(self, step: int, agent: str) -> Path:
+        """What a checkpoint's weights hashed to when they were last read or written; DVC and audits pass it by."""
+        return self.root / ".locks" / "policies" / step_dir(step) / f"{agent}.json"
+
     @property
     def pruned(self) -> Path:
         """The record of pruned checkpoints."""

@@ -35,6 +35,16 @@ def policy_hash(folder: Path) -> str:
     Raises:
         ModelError: the folder has no safetensors weights.
     """
+    digest = hashlib.sha256()
+    for file in policy_files(folder):
+        with file.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def policy_files(folder: Path) -> list[Path]:
+    """The files that make a folder's policy, in the order in which they are hashed; errors as of `policy_hash`."""
     files = sorted(folder.glob("*.safetensors"))
     if holds_adapter(folder):
         files = [folder / name for name in ADAPTER_FILES]
@@ -43,12 +53,7 @@ def policy_hash(folder: Path) -> str:
             raise ModelError("there is no such file beside the adapter's others", where=file)
     if not files:
         raise ModelError("no *.safetensors weights", where=folder)
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+    return files
 
 
 def holds_adapter(folder: Path) -> bool:

@@ -50,6 +50,7 @@ def evaluate(
                 stage.pipeline.folder,
                 stage.outputs.merged(f"{agent}-{stage.name}"),
             )
+            stage.check_policy(step, engine.policy)
             sampler = SavingSampler(
                 engine.sampler, engine.policy, settings.engine, stage.outputs.saved("evaluations", step, agent)
             )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import AgentOption, PipelineFolder
+
+if TYPE_CHECKING:
+    from hacpo.pipeline.project import Pipeline
 
 
 def export(
@@ -34,7 +37,7 @@ def export(
 ) -> None:
     """Write a model folder that any tool loads: weights, config, tokenizer, chat template, model card."""
     from hacpo import schema
-    from hacpo.errors import ArtifactError, MissingInputError, SettingsError
+    from hacpo.errors import MissingInputError, SettingsError
     from hacpo.export.adapter import adapter_facts, export_adapter
     from hacpo.export.card import gather_facts, render
     from hacpo.export.folder import CARD, check_target, copy_model
@@ -42,7 +45,6 @@ def export(
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.pruning import checkpoints_there, ranges, was_pruned
     from hacpo.report.facts import run_settings
-    from hacpo.weights import policy_hash
 
     if private and repository is None:
         raise SettingsError("--private belongs to --push")
@@ -80,10 +82,9 @@ def export(
             export_adapter(checkpoint, scratch, adapter, settings.engine)
         else:
             copy_model(checkpoint, scratch)
-            if policy_hash(scratch) != policy_hash(checkpoint):
-                raise ArtifactError("the weights changed while they were copied", where=checkpoint, remedy="try again")
         if not alone:
             check_loadable(scratch, called=checkpoint)
+        _check_policies(opened, choice.step, agent, copy=scratch if adapter is None else None)
         (scratch / CARD).write_text(card, encoding="utf-8")
     what = "adapter alone, in the" if alone else "model"
     print(f"{agent} at step {choice.step}{_why(choice.benchmark, choice.candidates)}: {what} folder {target}")
@@ -92,6 +93,21 @@ def export(
 
         address = push(whole, repository, private=private, message=f"{opened.run}: {agent} at step {choice.step}")
         print(f"uploaded: {address}")
+
+
+def _check_policies(pipeline: Pipeline, step: int, agent: str, copy: Path | None) -> None:
+    """Refuse weights that are not the run's, a copy that has others, and a start, which the card names, that is not the
+    run's."""
+    from hacpo.errors import ArtifactError
+    from hacpo.pipeline.policies import check_policy
+    from hacpo.weights import policy_hash
+
+    policy = check_policy(pipeline, step, agent)
+    if copy is not None and policy_hash(copy) != policy:
+        checkpoint = pipeline.layout.checkpoint(step, agent)
+        raise ArtifactError("the weights changed while they were copied", where=checkpoint, remedy="try again")
+    if step > 0 and pipeline.layout.checkpoint(0, agent).is_dir():
+        check_policy(pipeline, 0, agent)
 
 
 def _why(benchmark: str | None, candidates: int) -> str:

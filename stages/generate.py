@@ -75,6 +75,7 @@ def generate(
             stage.pipeline.folder,
             stage.outputs.merged(f"{agent}-{stage.name}"),
         )
+        stage.check_policy(step - 1, engine.policy)
         keys = [(row["problem_id"], sample) for row in problems for sample in range(samples)]
         requests = [
             SamplingRequest(prompts[problem], derive_seed(settings.seed, stage.name, step, agent, problem, sample))

@@ -98,11 +98,11 @@ def update(
                 checkpoint.mkdir()
                 save_model(trainer.model, checkpoint, like=before, weights=weights)
                 trainer.save(checkpoint / "trainer")
-                policy = policy_hash(checkpoint)
+                stage.policy = policy_hash(checkpoint)
                 updates.mkdir()
                 stage.write(updates / "trace.parquet", schema.TRACE, trace, step=step, agent=agent)
         if out is None and not shards:
-            stage.session.models.keep(agent, policy, settings.engine, model)
+            stage.session.models.keep(agent, stage.policy, settings.engine, model)
         stage.metrics |= metrics
         stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
         stage.summary = _summary(stage)
@@ -149,7 +149,7 @@ def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[i
     from hacpo.engines.loading import open_to_train
 
     assert stage.agent is not None
-    tokenizer, model = open_to_train(
+    tokenizer, model, policy = open_to_train(
         stage.session.models,
         stage.agent,
         before,
@@ -159,8 +159,11 @@ def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[i
     )
     if not leads:
         return tokenizer.pad_token_id, None, None
+    stage.check_policy(stage.step - 1, policy)
     _settle_adapter(stage, model, before)
     penalised = stage.settings.algorithm.loss.kl_coef > 0
+    if penalised and stage.step > 1:
+        stage.check_policy(0)
     initial = load_model(stage.inputs.checkpoint(0, stage.agent), stage.settings.engine) if penalised else None
     return tokenizer.pad_token_id, model, initial
 
@@ -202,6 +205,7 @@ def _launched(stage: Stage, folder: Path, out: Path | None, limit: int | None, o
     settings = stage.pipeline.settings
     launch(settings, stage.pipeline.root, arguments, stage.session.progress, stage.title)
     written = json.loads(stage.outputs.metrics("update", stage.step, stage.agent).read_text(encoding="utf-8"))
+    stage.policy = written.pop("policy", None)
     stage.metrics |= written | {"processes": settings.launcher.world_size}
     stage.summary = f"{_summary(stage)}, {settings.launcher.world_size} processes"
 

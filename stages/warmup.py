@@ -25,6 +25,7 @@ def warmup(
         "warmup", context.obj, pipeline, agent=agent, out=out, limit=limit, overrides=overrides or ()
     ) as stage:
         from hacpo.engines.adapter import check_adapter
+        from hacpo.weights import policy_hash
 
         settings = stage.settings.agents[agent]
         with schema.atomic(stage.outputs.checkpoint(0, agent)) as scratch:
@@ -53,6 +54,7 @@ def warmup(
                     limit=stage.limit,
                 )
                 stage.summary = f"made from scratch, final loss {stage.metrics['loss']:.3f}"
+            stage.policy = policy_hash(scratch)
 
 
 if __name__ == "__main__":

@@ -763,6 +763,15 @@ def a_dropped_table(box: Sandbox) -> Named:
 
 
 @case()
+def a_policy_noted_for_other_weights(box: Sandbox) -> Named:
+    path = box.artifacts / "metrics/update/step=0002/ada.json"
+    noted = json.loads(path.read_text())
+    other = json.loads((box.artifacts / "metrics/update/step=0002/bo.json").read_text())["policy"]
+    path.write_text(json.dumps({**noted, "policy": other}, indent=2, sort_keys=True) + "\n")
+    return Named("policy", "metrics/update/step=0002/ada.json", column="policy", expected=noted["policy"], found=other)
+
+
+@case()
 def a_dropped_metrics_file(box: Sandbox) -> Named:
     (box.artifacts / "metrics/update/step=0001/ada.json").unlink()
     return Named("metrics", "metrics/update/step=0001/ada.json", found="no such file")

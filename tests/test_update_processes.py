@@ -98,6 +98,8 @@ def test_state_of_two_processes_goes_on_in_one(finished_copy: Path, cli: Cli, tm
         assert (saved / name).read_bytes() == (one / name).read_bytes()
     shutil.rmtree(recorded)
     shutil.copytree(saved, recorded)
+    metrics = "metrics/update/step=0001/ada.json"  # says whose weights they are
+    shutil.copy(tmp_path / "two" / metrics, finished_copy / "artifacts/small" / metrics)
     assert cli(*UPDATE, "--out", tmp_path / "then-one", "--set", HALVES).code == 0
 
 

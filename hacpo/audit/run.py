@@ -45,6 +45,8 @@ class AuditRun:
     skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Agent -> its config.json (see `config`)."""
+    policies: dict[tuple[int, str], str | None] = field(default_factory=dict)
+    """Step and agent -> content hash of the checkpoint's weights (see `policy`)."""
     tokenizers: dict[frozenset[str], bool | None] = field(default_factory=dict)
     """Two agents -> whether they have the same tokenizer (see `same_tokenizer`)."""
     stage_settings: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
@@ -71,10 +73,11 @@ class AuditRun:
 
     def policy(self, step: int, agent: str) -> str | None:
         """Content hash of a checkpoint's weights; None if the checkpoint, or its weights, are not there."""
-        try:
-            return policy_hash(self.layout.checkpoint(step, agent))
-        except (HacpoError, OSError):
-            return None
+        if (step, agent) not in self.policies:
+            self.policies[step, agent] = None
+            with contextlib.suppress(HacpoError, OSError):
+                self.policies[step, agent] = policy_hash(self.layout.checkpoint(step, agent))
+        return self.policies[step, agent]
 
     @functools.cached_property
     def pruned(self) -> dict[str, dict[int, Pruned]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,7 @@ def check_models(run: AuditRun, step: int, presence: Presence, sets: Mapping[str
             pruned = step in run.pruned.get(agent, {})
             why = "they were pruned" if pruned else "they are not there (they may be pruned)"
             run.skip("checkpoints between the first and the last step", why)
+        _check_policy(run, step, agent)
         if run.layout.evaluation(step, agent).exists():
             if evaluated(run.settings, step):
                 check_evaluation(run, step, agent, sets)
@@ -162,6 +164,20 @@ def check_models(run: AuditRun, step: int, presence: Presence, sets: Mapping[str
                 run.skip("evaluations of other steps", f"this run evaluates every {every} steps")
         elif evaluated(run.settings, step) and trained:
             _missing_evaluation(run, step, agent)
+
+
+def _check_policy(run: AuditRun, step: int, agent: str) -> None:
+    """The weights have the hash that the stage which made them noted in its metrics."""
+    pruned = run.pruned.get(agent, {}).get(step)
+    policy = run.policy(step, agent) if pruned is None else pruned.policy
+    path = run.layout.metrics("update" if step else "warmup", step, agent)
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))["policy"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return  # what is no metrics file is a finding of other checks; runs made by earlier versions note no hash
+    if policy is not None and noted != policy:
+        note = f"SHA-256 of the weights after step {step}"
+        run.find("policy", path, column="policy", expected=policy, found=noted, note=note)
 
 
 def _missing_evaluation(run: AuditRun, step: int, agent: str) -> None:

@@ -20,7 +20,7 @@ from hacpo.engines.transformers import TransformersEngine
 from hacpo.errors import MissingInputError
 from hacpo.processes import leads
 from hacpo.servers import server_url
-from hacpo.weights import whole_model
+from hacpo.weights import policy_hash, whole_model
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,25 @@ def open_model(
 
 def open_to_train(
     models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str, *, shards: bool
-) -> tuple[ChatTokenizer, Any]:
-    """Tokenizer and model of a checkpoint folder, for training to change; errors as for `open_model`.
+) -> tuple[ChatTokenizer, Any, str | None]:
+    """Tokenizer, model and policy hash of a checkpoint folder, for training to change; errors as for `open_model`.
 
     Args:
         shards: the model in float32 on the CPU, and no other model kept in memory beside it. Of several processes
-            only the first gets it; the others get None.
+            only the first gets it and the hash; the others get None.
     """
     if not shards:
-        tokenizer, model, _ = open_model(models, agent, folder, settings, made_by)
+        tokenizer, model, policy = open_model(models, agent, folder, settings, made_by)
         models.discard(agent)
-        return tokenizer, model
+        return tokenizer, model, policy
     tokenizer = open_tokenizer(models, folder, made_by)
     models.discard_all()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return tokenizer, load_model(folder, settings, to_shard=True) if leads() else None
+    if not leads():
+        return tokenizer, None, None
+    policy = policy_hash(folder)
+    return tokenizer, load_model(folder, settings, to_shard=True), policy
 
 
 def open_engine(

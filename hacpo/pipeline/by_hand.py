@@ -9,6 +9,7 @@ from hacpo.errors import SettingsError
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
+from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import AgentPlan, plan_pruning, prune, remove_leftovers
 from hacpo.pipeline.restoring import train_again
@@ -63,6 +64,7 @@ def restore_by_hand(pipeline: Pipeline, agent: str, step: int, entry: str) -> bo
         ArtifactError: the repeated updates give other bits than the run's.
     """
     if pipeline.layout.checkpoint(step, agent).is_dir():
+        check_policy(pipeline, step, agent)
         return False
     with contextlib.ExitStack() as work:
         work.enter_context(driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo restore"))

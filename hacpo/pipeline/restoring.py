@@ -17,6 +17,7 @@ from hacpo.errors import ArtifactError, MissingInputError
 from hacpo.layout import Layout
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.order import agent_of, command_of, step_file
+from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import checkpoints_there, remove_leftovers, set_aside
 from hacpo.pipeline.workers import Workers
@@ -103,3 +104,4 @@ def _put_back(pipeline: Pipeline, books: Books, stage: Any, made: Path, step: in
         )
     with schema.atomic(target) as scratch:
         shutil.move(made, scratch)
+    check_policy(pipeline, step, agent)

@@ -18,6 +18,7 @@ from pathlib import Path
 from hacpo.config import EngineSettings
 from hacpo.errors import MissingInputError, ModelError, SettingsError
 from hacpo.layout import Layout
+from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.weights import whole_model
 
@@ -33,10 +34,12 @@ def newest_checkpoint(pipeline: Pipeline, agent: str) -> tuple[int, Path]:
 
     Raises:
         MissingInputError: there is none.
+        ArtifactError: its weights are not those that the run's files were made with.
     """
     layout: Layout = pipeline.layout
     for step in range(pipeline.settings.steps, -1, -1):
         if (folder := layout.checkpoint(step, agent)).is_dir():
+            check_policy(pipeline, step, agent)
             return step, folder
     raise MissingInputError(
         "there is no checkpoint to serve",

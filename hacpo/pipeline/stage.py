@@ -20,6 +20,7 @@ from hacpo.errors import ArtifactError, MissingInputError, SettingsError
 from hacpo.layout import Layout, partition
 from hacpo.pipeline.launching import LineProgress
 from hacpo.pipeline.locks import stage_lock
+from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress, Session
 from hacpo.processes import launched, leads
@@ -46,6 +47,8 @@ class Stage:
     settings: config.Settings
     """Only what the stage declares in `hacpo.settings.READS`; anything else raises AttributeError."""
     metrics: dict[str, float] = field(default_factory=dict)
+    policy: str | None = None
+    """Hash of the weights in the checkpoint that the stage has made: it stands in the metrics file too."""
     summary: str = "done"
     started: float = field(default_factory=time.perf_counter)
 
@@ -112,6 +115,11 @@ class Stage:
             settings={key: value for key, value in settings.items() if key not in without},
             rows_per_shard=rows_per_shard,
         )
+
+    def check_policy(self, step: int, found: str | None = None) -> None:
+        """Refuse the agent's checkpoint of a step if its weights (hash: `found`) are not the run's; see `policies`."""
+        assert self.agent is not None
+        check_policy(self.pipeline, step, self.agent, found, remembered=self.inputs == self.outputs)
 
     def open_tokenizer(self, agent: str) -> ChatTokenizer:
         """An agent's tokenizer (the same at every step)."""
@@ -201,7 +209,10 @@ def open_stage(
         if gpu := _gpu():
             stage.metrics.setdefault("peak_gpu_memory_mib", round(gpu.max_memory_allocated() / 2**20, 1))
         if metrics and leads():
-            schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), stage.metrics)
+            made = {} if stage.policy is None else {"policy": stage.policy}
+            schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), {**stage.metrics, **made})
+            if made and stage.inputs == stage.outputs:
+                stage.check_policy(step, stage.policy)
     session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")
 
 

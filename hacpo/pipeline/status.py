@@ -14,6 +14,7 @@ from hacpo.evaluations import estimate, read_values
 from hacpo.measure import described
 from hacpo.metrics import Series
 from hacpo.pipeline import lessons
+from hacpo.pipeline.policies import holds_others
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import checkpoints_there, mebibytes, ranges, read_record
 from hacpo.retention import best_step
@@ -69,7 +70,10 @@ def finished_steps(pipeline: Pipeline) -> int:
 
 
 def _is_done(pipeline: Pipeline, step: int, stage: str, agent: str, output: Path) -> bool:
-    """Whether an output is there, or is a checkpoint that may be missing because the next step has begun from it."""
+    """Whether an output is there, or is a checkpoint that may be missing because the next step has begun from it. One
+    with other weights than this run's is not done."""
+    if stage in ("warmup", "update") and holds_others(pipeline.layout, step, agent):
+        return False
     if output.exists() or stage != "update" or step == pipeline.settings.steps:
         return output.exists()
     return pipeline.layout.trace(step, agent).exists() and pipeline.layout.rollouts(step + 1, agent).exists()
@@ -81,7 +85,8 @@ def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
     for step in range(pipeline.settings.steps + 1):
         path = pipeline.layout.metrics(stage, step, agent)
         for key, value in (json.loads(path.read_text()) if path.is_file() else {}).items():
-            total[key] = total.get(key, 0) + value
+            if isinstance(value, int | float):
+                total[key] = total.get(key, 0) + value
     return total
 
 
@@ -153,6 +158,13 @@ def print_status(pipeline: Pipeline) -> None:
             f"beside them, for capability alone: {drawn:,.0f} rollouts, {tokens:,.0f} sampled tokens (side sample)",
             highlight=False,
         )
+    for agent in settings.agents:
+        others = [step for step in checkpoints_there(layout, agent) if holds_others(layout, step, agent)]
+        if others:
+            line = (
+                f"checkpoints of {agent}: not the weights that this run's files were made with: steps {ranges(others)}"
+            )
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
     for agent, pruned in read_record(layout).items():
         size = mebibytes(sum(entry.bytes for entry in pruned.values()))
         there = ranges(checkpoints_there(layout, agent))

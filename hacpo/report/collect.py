@@ -237,7 +237,7 @@ def _read_metrics(
                     continue
                 try:
                     values = json.loads(path.read_text(encoding="utf-8"))
-                    metrics[stage, step, name] = {key: float(value) for key, value in values.items()}
+                    metrics[stage, step, name] = {key: float(value) for key, value in values.items() if key != "policy"}
                 except (ValueError, TypeError, AttributeError):
                     raise ArtifactError(
                         "is no flat JSON object of numbers", where=path, remedy=f"repeat the {stage} stage"

@@ -1,0 +1,105 @@
+"""Whether a checkpoint holds the weights that the run's files were made with.
+
+Checkpoints are not in DVC's cache: `git checkout` and `dvc checkout` bring back the tables and locks of another state
+and leave the checkpoints as they are. So the stage that makes a checkpoint notes the hash of its weights (`policy`) in
+its metrics, which DVC does cache, and whoever reads the checkpoint compares. Where metrics say nothing, the rollouts
+that were drawn from the checkpoint do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from hacpo import schema
+from hacpo.errors import ArtifactError, HacpoError
+from hacpo.layout import Layout
+from hacpo.pipeline.project import Pipeline
+from hacpo.weights import policy_files, policy_hash
+
+
+def recorded_policy(layout: Layout, step: int, agent: str) -> str | None:
+    """The hash that the run's files name; None where they do not."""
+    noted = _json(layout.metrics("update" if step else "warmup", step, agent)).get("policy")
+    return noted if isinstance(noted, str) else _sampled_policy(layout.rollouts(step + 1, agent))
+
+
+def check_policy(
+    pipeline: Pipeline, step: int, agent: str, found: str | None = None, *, remembered: bool = True
+) -> str:
+    """Refuse a checkpoint with other weights than the run's files were made with; returns their hash.
+
+    Args:
+        found: the hash of the weights, where somebody has computed it; they are read otherwise.
+        remembered: note it for `holds_others`.
+
+    Raises:
+        ArtifactError: the hash is another than the recorded one.
+        ModelError: there are no weights.
+    """
+    layout = pipeline.layout
+    folder = layout.checkpoint(step, agent)
+    stamps = _stamps(folder)
+    found = policy_hash(folder) if found is None else found
+    if remembered:
+        _remember(layout, step, agent, found, stamps)
+    wanted = recorded_policy(layout, step, agent)
+    if wanted is not None and found != wanted:
+        raise ArtifactError(
+            "its weights are not those that the files of this run were made with",
+            where=folder,
+            expected=f"policy {wanted[:16]}",
+            found=found[:16],
+            remedy=f"put the right checkpoint there, or make it again: `{pipeline.command('run')}`",
+        )
+    return found
+
+
+def holds_others(layout: Layout, step: int, agent: str) -> bool:
+    """Whether a checkpoint is known to hold other weights than the run's files were made with.
+
+    No weights are read: what they hashed to is taken from the last reader or writer, as long as sizes and modification
+    times are those that it met.
+    """
+    known = _json(layout.known_policy(step, agent))
+    if not known or known.get("files") != _stamps(layout.checkpoint(step, agent)):
+        return False
+    return recorded_policy(layout, step, agent) not in (None, known.get("policy"))
+
+
+def _remember(layout: Layout, step: int, agent: str, policy: str, stamps: dict[str, list[int]]) -> None:
+    path, content = layout.known_policy(step, agent), {"policy": policy, "files": stamps}
+    if _json(path) != content:
+        with contextlib.suppress(HacpoError, OSError):  # a run that may only be read is read all the same
+            path.parent.mkdir(parents=True, exist_ok=True)
+            schema.write_json(path, content)
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Size and modification time in ns of the files that make the policy; empty where one is missing."""
+    try:
+        return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in policy_files(folder)}
+    except (OSError, HacpoError):
+        return {}
+
+
+def _sampled_policy(rollouts: Path) -> str | None:
+    """The policy of the first of an agent's rollouts; None where there are none, or none that can be read."""
+    import pyarrow.parquet as pq
+    from pyarrow import ArrowException
+
+    for shard in sorted(rollouts.glob("*.parquet"))[:1]:
+        with contextlib.suppress(OSError, ArrowException, KeyError, IndexError):
+            value = pq.ParquetFile(shard).read_row_group(0, columns=["policy"])["policy"][0].as_py()
+            return value if isinstance(value, str) else None
+    return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
