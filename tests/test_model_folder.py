@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Cli, environment
+from conftest import ROOT, Cli, environment
 from hacpo.model_folder import is_model_file
 
 START = Path("artifacts/small/checkpoints/step=0000/agent=ada")
@@ -69,6 +70,20 @@ def test_code_of_a_model_folder_never_runs_whatever_is_answered(
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert not (project / START).exists()
+
+
+def test_every_call_that_builds_from_a_folder_forbids_its_code() -> None:
+    calls = [
+        (path.name, call)
+        for path in (ROOT / "hacpo").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if call.func.attr in ("from_pretrained", "from_config") and "Auto" in ast.unparse(call.func.value)
+    ]
+    assert len(calls) >= 4
+    for name, call in calls:
+        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert said.get("trust_remote_code") == "False", f"{name}: {ast.unparse(call)}"
 
 
 def test_a_link_out_of_the_folder_is_refused(cli: Cli, project: Path, folder: Path, tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def _empty(plan: _Plan) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(plan.config, dtype=torch.float32, attn_implementation=plan.attention)
+        model = AutoModelForCausalLM.from_config(
+            plan.config, dtype=torch.float32, attn_implementation=plan.attention, trust_remote_code=False
+        )
         if plan.adapter is not None:
             put_adapter(model, plan.adapter)
     model.tie_weights()  # what is assigned under init_empty_weights is a parameter of its own
