@@ -31,18 +31,18 @@ class Cost:
 
 
 _REAL = {
-    "rollouts": Cost(5_500, 9, 0.45, 14.0),
+    "rollouts": Cost(6_300, 9, 0.45, 14.0),
     "verdicts": Cost(2_200, 12),
-    "pool": Cost(3_500, 18, 0.45, 1.2),
+    "pool": Cost(3_900, 18, 0.45, 1.2),
     "advantages": Cost(2_800, 20),
     "updates": Cost(3_100, 55),
     "evaluations": Cost(4_500, 12, 0.0, 1.1),
     "prompts": Cost(2_500, 150),
 }
 _SMALL = {
-    "rollouts": Cost(4_400, 10, 0.1, 2.6),
+    "rollouts": Cost(5_200, 10, 0.1, 2.6),
     "verdicts": Cost(2_500, 9),
-    "pool": Cost(4_000, 9, 0.1, 0.35),
+    "pool": Cost(4_400, 9, 0.1, 0.35),
     "advantages": Cost(3_800, 9),
     "updates": Cost(4_700, 15),
     "evaluations": Cost(4_000, 4, 0.0, 0.3),
