@@ -64,7 +64,8 @@ def print_audit(console: Console, audit: Audit) -> None:
     if any(finding.check in _STALE for finding in audit.findings):
         console.print(
             f"If params.yaml was changed or a run cut off: `hacpo run pipelines/{audit.run}` remakes what is out of "
-            "date; what is still found after that is an error.",
+            "date. What is still found after that is an error, or was restored from a damaged object of DVC's cache: "
+            "remove the files that are named and run once more.",
             markup=False,
             highlight=False,
         )

@@ -206,7 +206,7 @@ class Books:
         if missing:
             return False
         stage.remove_outs(ignore_remove=False, force=False)
-        with self._assuming_pruned(stage):
+        with self._assuming_pruned(stage), self._distrusting_cache():
             try:
                 self.repo.stage_cache.restore(stage)
             except (RunCacheNotFoundError, DvcException):
@@ -215,6 +215,22 @@ class Books:
                 return False
             self._record(stage)
         return True
+
+    @contextmanager
+    def _distrusting_cache(self) -> Iterator[None]:
+        """Have DVC hash every object of its cache that it comes across, and remove what is damaged.
+
+        By itself it takes an object that is write-protected for good: restores it, and puts it in the place of a file
+        that has just been made and should have its content.
+        """
+        caches = [self.repo.cache.repo, self.repo.cache.legacy]
+        for cache in caches:
+            cache.check = functools.partial(_check_object, cache)
+        try:
+            yield
+        finally:
+            for cache in caches:
+                del cache.check
 
     @contextmanager
     def _assuming_pruned(self, stage: Any) -> Iterator[None]:
@@ -256,8 +272,9 @@ class Books:
 
     def _record(self, stage: Any) -> None:
         # As DVC does itself: outputs that are not to be cached keep the whole stage out of the run cache.
-        stage.save(run_cache=all(out.use_cache for out in stage.outs))
-        stage.commit()
+        with self._distrusting_cache():
+            stage.save(run_cache=all(out.use_cache for out in stage.outs))
+            stage.commit()
         self._write_lock(stage)
 
     def _write_lock(self, stage: Any) -> None:
@@ -277,6 +294,21 @@ class Books:
         )
         with atomic(path) as scratch:
             scratch.write_text(dumps_yaml(content), encoding="utf-8")
+
+
+def _check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = None) -> Any:  # noqa: ARG001
+    """As `HashFileDB.check` of DVC, but hashing always, whatever notes and permissions say; a damaged object goes."""
+    from dvc_data.hashfile.hash import hash_file
+    from dvc_objects.errors import ObjectFormatError
+
+    path = cache.oid_to_path(oid)
+    meta, actual = hash_file(path, cache.fs, cache.hash_name)
+    if actual.value.partition(".")[0] != oid.partition(".")[0]:
+        with contextlib.suppress(FileNotFoundError):
+            cache.fs.remove(path)
+        raise ObjectFormatError(f"{path} is damaged")
+    cache.protect(path)
+    return meta
 
 
 def _is_gone(out: Any) -> bool:
