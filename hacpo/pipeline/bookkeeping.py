@@ -303,7 +303,7 @@ def _check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = No
 
     path = cache.oid_to_path(oid)
     meta, actual = hash_file(path, cache.fs, cache.hash_name)
-    if actual.value.partition(".")[0] != oid.partition(".")[0]:
+    if str(actual.value).partition(".")[0] != oid.partition(".")[0]:
         with contextlib.suppress(FileNotFoundError):
             cache.fs.remove(path)
         raise ObjectFormatError(f"{path} is damaged")
