@@ -114,20 +114,24 @@ def make_project(folder: Path, models: Path, params: str = PARAMS, run: str = "s
     return folder
 
 
-@pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
-    """The root of a project whose run `small` is complete; read it, or copy it before changing it."""
+def make_finished(folder: Path, models: Path, params: str = PARAMS) -> Path:
+    """A project whose run `small` is complete; returns its root."""
     from hacpo.pipeline.command_line import run_app
     from stages.cli import app
 
-    root = make_project(tmp_path_factory.mktemp("finished"), models)
-    before = Path.cwd()
+    root, before = make_project(folder, models, params), Path.cwd()
     os.chdir(root)
     try:
         assert run_app(app, ["run", "pipelines/small", "--jobs", "1"]) == 0
     finally:
         os.chdir(before)
     return root
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
+    """The root of a project whose run `small` is complete; read it, or copy it before changing it."""
+    return make_finished(tmp_path_factory.mktemp("finished"), models)
 
 
 @pytest.fixture

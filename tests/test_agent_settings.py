@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from conftest import PARAMS, SHARED, Cli, environment, make_project
+from conftest import PARAMS, SHARED, Cli, environment, make_finished
 from hacpo import settings as settings_of
 from hacpo.audit.walk import audit
 from hacpo.config import PromptSettings, Settings
@@ -45,17 +44,7 @@ ROLLOUTS = "rollouts/step=0001/agent=bo"
 @pytest.fixture(scope="module")
 def different(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root of a project whose run `small` has agents that differ in everything they can differ in."""
-    from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
-
-    root = make_project(tmp_path_factory.mktemp("different"), models, DIFFERENT)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", "pipelines/small", "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
+    return make_finished(tmp_path_factory.mktemp("different"), models, DIFFERENT)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from conftest import PARAMS, Cli, make_project
+from conftest import PARAMS, Cli, make_finished
 from hacpo.advantage_table import capability_rows, capability_summary
 from hacpo.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
 from hacpo.config import RECIPES, CapabilitySettings
@@ -113,18 +112,8 @@ def test_the_interval_stays_in_omegas_bounds_and_one_problem_has_none() -> None:
 @pytest.fixture(scope="module")
 def first_two(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     """The root of a finished run that estimates capability from 2 of 4 samples."""
-    from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
-
     params = PARAMS.replace("  recipe: hacpo", "  recipe: hacpo\n  capability: {samples: 2}")
-    root = make_project(tmp_path_factory.mktemp("first_two"), models, params)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", RUN, "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
+    return make_finished(tmp_path_factory.mktemp("first_two"), models, params)
 
 
 def rewards(root: Path, step: int, agent: str) -> pl.DataFrame:

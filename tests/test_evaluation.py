@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from conftest import PARAMS, Cli, make_project
+from conftest import PARAMS, Cli, make_finished
 from hacpo.answers import normal_form
 from hacpo.engines.transformers import TransformersEngine
 
@@ -31,17 +30,7 @@ SEVERAL = PARAMS.replace(
 @pytest.fixture(scope="module")
 def run_once(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     """The root of a project whose run `small` has two benchmarks and is complete; only to be read."""
-    from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
-
-    root = make_project(tmp_path_factory.mktemp("several"), models, SEVERAL)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", RUN, "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
+    return make_finished(tmp_path_factory.mktemp("several"), models, SEVERAL)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import PARAMS, Cli, contents, make_project, train
+from conftest import PARAMS, Cli, contents, make_finished, make_project, train
 from hacpo.config import EngineSettings
 from hacpo.engines.base import SamplingParameters
 from hacpo.engines.checkpoint import load_model
@@ -30,17 +29,7 @@ START = Path("artifacts/small/checkpoints/step=0000/agent=ada")
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     """The root of a project whose run is complete."""
-    from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
-
-    root = make_project(tmp_path_factory.mktemp("lora"), models, WITH_ADAPTER)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", RUN, "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
+    return make_finished(tmp_path_factory.mktemp("lora"), models, WITH_ADAPTER)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import PARAMS, Cli, contents, make_project
+from conftest import PARAMS, Cli, contents, make_finished
 from hacpo.advantage import step_advantages
 from hacpo.advantage_table import capabilities_used, capability_rows, capability_summary, side_sample_capability
 from hacpo.config import RECIPES, AdvantageSettings, CapabilitySettings
@@ -73,24 +72,11 @@ def test_a_side_samples_capability_is_that_steps_mean() -> None:
 # --- a side sample ----------------------------------------------------------------------------------------------------
 
 
-def finish(root: Path) -> Path:
-    from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
-
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", RUN, "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
-
-
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     """The root of a finished run whose oracle is a side sample."""
     params = with_oracle(f"oracle_samples: {SIDE}")
-    return finish(make_project(tmp_path_factory.mktemp("sampled"), models, params))
+    return make_finished(tmp_path_factory.mktemp("sampled"), models, params)
 
 
 @pytest.fixture

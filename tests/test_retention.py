@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from conftest import PARAMS, Cli, contents, environment, make_project
+from conftest import PARAMS, Cli, contents, environment, make_finished
 from hacpo.config import RetentionSettings
 from hacpo.layout import Layout
 from hacpo.pipeline.locks import driver_lock, stage_lock
@@ -77,30 +76,16 @@ def recorded(step: int, stage: str, output: str) -> str:
     return next(out["md5"] for out in lock["stages"][stage]["outs"] if out["path"] == f"{RUN}/{output}")
 
 
-def made(folder: Path, models: Path, params: str) -> Path:
-    """A project whose run is finished."""
-    from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
-
-    root, before = make_project(folder, models, params), Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", "pipelines/small", "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     """A finished run of five steps with all its checkpoints."""
-    return made(tmp_path_factory.mktemp("whole"), models, KEEP_ALL)
+    return make_finished(tmp_path_factory.mktemp("whole"), models, KEEP_ALL)
 
 
 @pytest.fixture(scope="module")
 def lean(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     """The same run, pruned as it went to the start and the newest."""
-    return made(tmp_path_factory.mktemp("lean"), models, KEEP_LAST)
+    return make_finished(tmp_path_factory.mktemp("lean"), models, KEEP_LAST)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import PARAMS, ROOT, Cli, make_project
+from conftest import PARAMS, ROOT, Cli, make_finished
 from hacpo import schema
 from hacpo.audit.walk import audit
 from hacpo.config import MOST_KEPT, AgentSampling
@@ -47,17 +46,7 @@ def by_id(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def project_root(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     """The root of a finished run of two steps with top_k, top_p and the sampler's correction."""
-    from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
-
-    root = make_project(tmp_path_factory.mktemp("truncated"), models, TRUNCATED)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", "pipelines/small", "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
+    return make_finished(tmp_path_factory.mktemp("truncated"), models, TRUNCATED)
 
 
 @pytest.fixture
