@@ -81,7 +81,7 @@ def test_a_stage_is_recorded_when_it_is_done_not_when_its_slowest_neighbour_is(u
     start = Path("artifacts/small/checkpoints/step=0000/agent=ada")
     with started(RUN) as process:
         assert wait_for(start.is_dir, process)
-        assert wait_for(lambda: recorded("warmup-ada:"), process, seconds=30), "the work of ada waits for bo"
+        assert wait_for(lambda: recorded("warmup-ada:"), process), "the work of ada waits for bo"
         before = identities(start)
         process.kill()
         process.wait()
@@ -95,6 +95,7 @@ def test_dvc_repro_beside_a_run_refuses_and_removes_nothing(uneven: Path) -> Non
     start = Path("artifacts/small/checkpoints/step=0000/agent=ada")
     with started(RUN) as process:
         assert wait_for(start.is_dir, process)
+        assert wait_for(lambda: recorded("warmup-ada:"), process)  # which may put other links in place
         before = identities(start)
         repro = subprocess.run(REPRO, env=environment(), capture_output=True, text=True, check=False)
         assert repro.returncode != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -134,14 +135,33 @@ def test_a_holder_of_this_system_is_judged_at_once(tmp_path: Path) -> None:
     zombie.wait()
 
 
+def test_a_process_that_may_not_be_looked_at_counts_while_it_is_heard_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's, where /proc is mounted with hidepid: there is no saying whether it is gone."""
+
+    def kill(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    path = put(tmp_path, "driver", replace(Holder.here("hacpo run"), process=2**22 + 1))
+    assert is_held(tmp_path, "driver") is None
+    monkeypatch.setattr(os, "kill", kill)
+    assert is_held(tmp_path, "driver") is not None
+    os.utime(path, (0, 0))
+    assert is_held(tmp_path, "driver") is None
+
+
 def test_another_host_counts_while_it_is_heard_of(finished_copy: Path, cli: Cli, impatient: None) -> None:
     folder = finished_copy / "artifacts" / "small" / ".locks"
     path = put(folder, "driver", far(), number=1000)
     ended = threading.Event()
+    beats = itertools.count(time.time() + 3600)  # ahead of time: however slow this machine is, it does not expire
 
     def beat() -> None:
         while not ended.wait(0.05):
-            os.utime(path)
+            os.utime(path, (0, next(beats)))
+
+    os.utime(path, (0, next(beats)))
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -153,6 +173,7 @@ def test_another_host_counts_while_it_is_heard_of(finished_copy: Path, cli: Cli,
     finally:
         ended.set()
         thread.join()
+    os.utime(path)
     assert cli("run", "pipelines/small").code == 0  # it expires while this waits
     found = look(folder, "driver")
     assert found is not None
@@ -162,14 +183,47 @@ def test_another_host_counts_while_it_is_heard_of(finished_copy: Path, cli: Cli,
 
 def test_a_stage_of_another_host_is_waited_for(tmp_path: Path, impatient: None) -> None:
     folder = tmp_path / ".locks"
-    put(folder, "update-0001-ada", far("hacpo update-0001-ada"))
+    path = put(folder, "update-0001-ada", far("hacpo update-0001-ada"))
+    os.utime(path, (0, time.time() + 3600))
     with (
         pytest.raises(BusyError, match=r"does not end \(hacpo update-0001-ada, process 12 on elsewhere\)"),
         driver_lock(Layout(tmp_path), wait_seconds=0.1),
     ):
         pass
+    os.utime(path)
     with driver_lock(Layout(tmp_path), wait_seconds=60):
         pass
+
+
+def test_a_run_lists_the_leases_of_its_stages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run by `dvc repro` leaves thousands, and listing the folder takes longer the more there are."""
+    folder, listed = tmp_path / ".locks", []
+    for step in range(40):
+        put(folder, f"update-{step:04d}-ada", replace(far(), released=True))
+    working = put(folder, "update-0040-ada", far())
+    os.utime(working, (0, time.time() + 3600))
+    (folder / ".update-0041-ada.lease.1.tmp-0123").touch()
+    assert list(leases.held(folder)) == ["update-0040-ada"]
+    put(folder, "update-0040-ada", replace(far(), released=True), number=2)
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: listed.append(pattern) or glob(path, pattern))
+    with driver_lock(Layout(tmp_path)):
+        pass
+    assert len(listed) < 20
+
+
+def test_a_lease_that_a_full_disk_did_not_let_give_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that had it takes it again, once there is room, and does not wait for itself."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, lease(tmp_path, "dvc", "hacpo", wait_seconds=0, busy="{}"):
+        assert is_held(tmp_path, "dvc") is not None
+        patch.setattr(leases, "_write_new", full)
+    with lease(tmp_path, "dvc", "hacpo", wait_seconds=0, busy="{}"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["dvc.lease.2"]
 
 
 def test_time_is_the_filesystems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ BEAT_SECONDS = 5.0
 EXPIRES_SECONDS = 60.0
 """After so long without that, a holder on another host counts as gone."""
 _POLL_SECONDS, _FAR_POLL_SECONDS = 0.05, 0.5
+_mine: set[str] = set()
+"""Files of the leases that this process has: what was given back may still look held, for the disk was full."""
 
 
 @dataclass(frozen=True)
@@ -74,24 +76,45 @@ class Found:
 def look(folder: Path, name: str) -> Found | None:
     """The lease as it is; None if nobody ever took it."""
     while (number := _last(folder, name)) is not None:
-        path = _path(folder, name, number)
-        try:
-            text, beat = path.read_text(encoding="utf-8"), path.stat().st_mtime
-        except FileNotFoundError:
-            continue  # there is a later one
-        try:
-            holder = Holder(**json.loads(text))
-        except (ValueError, TypeError):
-            return Found(number, None, beat, local=False, gone=False)
-        local = holder.system == _system()
-        there = not local or (bool(holder.started) and _started(holder.process) == holder.started)
-        return Found(number, holder, beat, local, gone=holder.released or not there)
+        with contextlib.suppress(FileNotFoundError):  # there is a later one
+            return _read(_path(folder, name, number))
     return None
+
+
+def _read(path: Path) -> Found:
+    text, beat, number = path.read_text(encoding="utf-8"), path.stat().st_mtime, _number(path)
+    try:
+        holder = Holder(**json.loads(text))
+    except (ValueError, TypeError):
+        return Found(number, None, beat, local=False, gone=False)
+    local = holder.system == _system() and not _is_hidden(holder.process)
+    there = not local or (bool(holder.started) and _started(holder.process) == holder.started)
+    if local and holder.process == os.getpid():
+        there = there and os.path.realpath(path) in _mine
+    return Found(number, holder, beat, local, gone=holder.released or not there)
 
 
 def is_held(folder: Path, name: str) -> Found | None:
     """Who has a lease; None if nobody."""
-    found = look(folder, name)
+    return _if_held(folder, look(folder, name))
+
+
+def held(folder: Path) -> dict[str, Found]:
+    """Every lease that somebody has, by name. The folder may hold one of every stage of a run: it is listed once."""
+    last: dict[str, int] = {}
+    for path in folder.glob("*.lease.*"):
+        name = path.name.rpartition(".lease.")[0]
+        last[name] = max(_number(path), last.get(name, -1))
+    found: dict[str, Found | None] = {}
+    for name, number in last.items():
+        try:
+            found[name] = _if_held(folder, _read(_path(folder, name, number)))
+        except FileNotFoundError:  # there is a later one, or it is no lease's
+            found[name] = is_held(folder, name)
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _if_held(folder: Path, found: Found | None) -> Found | None:
     if found is None or found.gone:
         return None
     return None if not found.local and _now(folder) - found.beat > EXPIRES_SECONDS else found
@@ -118,12 +141,15 @@ def lease(
     ended = threading.Event()
     beat = threading.Thread(target=_beat, args=(path, name, ended), daemon=True)
     beat.start()
+    place = os.path.realpath(path)
+    _mine.add(place)
     try:
         yield
     finally:
         ended.set()
         beat.join()
-        with contextlib.suppress(OSError):  # it ends with this process
+        _mine.remove(place)
+        with contextlib.suppress(OSError):  # on a full disk it ends for others with this process
             _write(path, Holder(**{**asdict(Holder.here(command)), "released": True}))
 
 
@@ -201,11 +227,6 @@ def _beat(path: Path, name: str, ended: threading.Event) -> None:
             os._exit(BusyError.exit_code)
 
 
-def names(folder: Path) -> set[str]:
-    """Every lease that was ever taken."""
-    return {path.name.rpartition(".lease.")[0] for path in folder.glob("*.lease.*") if _number(path) >= 0}
-
-
 def _path(folder: Path, name: str, number: int) -> Path:
     return folder / f"{name}.lease.{number}"
 
@@ -233,8 +254,11 @@ def _write_new(path: Path, holder: Holder) -> None:
 def _write(path: Path, holder: Holder) -> None:
     """Replace a file's content at once."""
     scratch = _scratch(path)
-    _write_new(scratch, holder)
-    scratch.replace(path)
+    try:
+        _write_new(scratch, holder)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def _now(folder: Path) -> float:
@@ -258,6 +282,17 @@ def _system() -> str:
 
 def _text(path: str) -> str:
     return Path(path).read_text(encoding="ascii").strip()
+
+
+def _is_hidden(process: int) -> bool:
+    """Whether a process is there that nothing can be learned of: another user's, under `hidepid` or on macOS."""
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return _started(process) is None
+    except OSError:
+        return False
+    return False
 
 
 def _started(process: int) -> str | None:

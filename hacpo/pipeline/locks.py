@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hacpo.errors import BusyError
 from hacpo.layout import Layout
-from hacpo.pipeline.leases import Found, is_held, lease, names
+from hacpo.pipeline.leases import Found, held, is_held, lease
 from hacpo.schema import refused
 
 _BUSY = "another run works on this pipeline ({})"
@@ -86,13 +86,13 @@ def driver_lock(layout: Layout, wait_seconds: float = 600.0, command: str = "hac
     Raises:
         BusyError: another `hacpo run` works on the pipeline, or a single stage does not end.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with _folder(layout) as folder:
             busy = _BUSY.format(_driver(folder))
-            held.enter_context(_flock(folder / "driver.lock", fcntl.LOCK_EX, _PATIENCE_SECONDS, busy))
-            held.enter_context(lease(folder, _DRIVER, command, wait_seconds=_PATIENCE_SECONDS, busy=_BUSY))
+            stack.enter_context(_flock(folder / "driver.lock", fcntl.LOCK_EX, _PATIENCE_SECONDS, busy))
+            stack.enter_context(lease(folder, _DRIVER, command, wait_seconds=_PATIENCE_SECONDS, busy=_BUSY))
             busy, waiting = "a stage works on this pipeline and does not end", "waiting for a stage that still runs"
-            held.enter_context(_flock(folder / "stages.lock", fcntl.LOCK_EX, wait_seconds, busy, waiting))
+            stack.enter_context(_flock(folder / "stages.lock", fcntl.LOCK_EX, wait_seconds, busy, waiting))
             _wait_for_stages(folder, wait_seconds, busy)
         yield
 
@@ -100,10 +100,13 @@ def driver_lock(layout: Layout, wait_seconds: float = 600.0, command: str = "hac
 def _wait_for_stages(folder: Path, wait_seconds: float, busy: str) -> None:
     """Wait until no stage has a lease: those that begin from here on see the driver's."""
     deadline = time.monotonic() + wait_seconds
-    while stages := [found for name in names(folder) - {_DRIVER} if (found := is_held(folder, name))]:
+    stages = {name: found for name, found in held(folder).items() if name != _DRIVER}
+    while stages:
         if time.monotonic() >= deadline:
-            raise BusyError(f"{busy} ({stages[0]})", where=folder.parent, remedy="wait for it to end, or stop it")
+            first = next(iter(stages.values()))
+            raise BusyError(f"{busy} ({first})", where=folder.parent, remedy="wait for it to end, or stop it")
         time.sleep(0.05)
+        stages = {name: found for name in stages if (found := is_held(folder, name))}
 
 
 @contextlib.contextmanager
@@ -116,13 +119,13 @@ def stage_lock(layout: Layout, name: str, wait_seconds: float = 600.0) -> Iterat
     Raises:
         BusyError: `hacpo run` works on this pipeline, or the same stage does not end.
     """
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with _folder(layout) as folder:
             busy, waiting = f"{name} is already running", f"waiting for {name}"
             of_driver = _BUSY.format(_driver(folder))
-            held.enter_context(_flock(folder / "stages.lock", fcntl.LOCK_SH, _PATIENCE_SECONDS, of_driver))
-            held.enter_context(_flock(folder / f"{name}.lock", fcntl.LOCK_EX, wait_seconds, busy, waiting))
-            held.enter_context(
+            stack.enter_context(_flock(folder / "stages.lock", fcntl.LOCK_SH, _PATIENCE_SECONDS, of_driver))
+            stack.enter_context(_flock(folder / f"{name}.lock", fcntl.LOCK_EX, wait_seconds, busy, waiting))
+            stack.enter_context(
                 lease(folder, name, f"hacpo {name}", wait_seconds=wait_seconds, busy=busy, waiting=waiting)
             )
             deadline = time.monotonic() + _PATIENCE_SECONDS
