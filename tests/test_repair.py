@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,33 @@ def test_half_an_entry_of_the_run_cache_is_removed_with_its_folder(finished_copy
     said = cli("repair", "pipelines/small").out
     assert "removed 1 empty folder of DVC's run cache; removed 1 temporary file of DVC" in said
     assert not folder.exists()
+
+
+def test_an_empty_folder_in_a_shared_cache_is_removed(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
+    """Another project may just be filling it, but not for long: nobody has to come back in an hour."""
+    cache, shared = finished_copy / ".dvc" / "cache", tmp_path / "shared cache"
+    shutil.move(cache, shared)
+    cache.symlink_to(shared)
+    folder = forget_settings(finished_copy)
+    large = shared / "files" / "md5" / TEMPORARY
+    large.write_text("half of what another project is copying")
+    assert cli("repair", "pipelines/small").out.splitlines() == [
+        "small: mended what a kill left: removed 1 empty folder of DVC's run cache"
+    ]
+    assert not folder.exists()
+    assert large.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "repair"])
+def test_a_lock_with_conflicts_of_a_merge_is_no_leftover(finished_copy: Path, cli: Cli, command: str) -> None:
+    lock = finished_copy / "pipelines" / "small" / "steps" / "0001" / "dvc.lock"
+    text = lock.read_text()
+    merged = text.replace("stages:\n", "<<<<<<< HEAD\nstages:\n=======\nstages: {}\n>>>>>>> other\n", 1)
+    lock.write_text(merged)
+    result = cli(command, "pipelines/small")
+    assert result.code == 4
+    assert "steps/0001/dvc.lock: holds conflicts of a merge" in result.error
+    assert lock.read_text() == merged
 
 
 @pytest.mark.parametrize("cut", ["", '{"read": {"/a": [', '{"write": {"/a": 1}}'])

@@ -3,6 +3,7 @@ record, or a copy that was never put in place."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacpo.errors import BusyError, StorageError
+from hacpo.errors import ArtifactError, BusyError, HacpoError
 from hacpo.pipeline import rwlock
 from hacpo.pipeline.project import Pipeline
 from hacpo.schema import refused
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 
 _TEMPORARY = re.compile(r".*\.[\w-]{22}\.tmp")
 """What DVC writes to before it renames (`dvc_objects.fs.utils.tmp_fname`)."""
+_CONFLICT = re.compile(r"^(<{7}|={7}|>{7})", re.MULTILINE)
+"""What git writes into a file that was merged and is to be settled by hand."""
 _SHARED_SECONDS = 3600.0
 """In a cache outside the project another project may be at work: only what is this old was left behind."""
+_ENTRY_SECONDS = 2.0
+"""The same of an entry of the run cache, which is written within a moment and so can be waited for."""
 
 
 @dataclass
@@ -60,6 +65,7 @@ def repair(pipeline: Pipeline, books: Books) -> Repairs:
 
     Raises:
         StorageError: the disk refuses.
+        ArtifactError: a dvc.lock has conflicts of a merge in it, and only its owner knows which side counts.
     """
     repo: Any = books.repo
     made = Repairs()
@@ -70,12 +76,12 @@ def repair(pipeline: Pipeline, books: Books) -> Repairs:
                 made.locks.append(path)
         made.rwlock = books.mend_rwlock()
         root = Path(repo.root_dir)
-        for path in [*_temporary(pipeline.layout.root), *_temporary(Path(repo.stage_cache.cache_dir))]:
+        for path in [*_temporary(pipeline.layout.root), *_temporary(Path(repo.cache.local.path), deep=False)]:
             made.temporary += _removed(path, root)
-        for path in _temporary(Path(repo.cache.local.path), deep=False):
-            made.temporary += _removed(path, root)
+        for path in _temporary(Path(repo.stage_cache.cache_dir)):
+            made.temporary += _removed(path, root, wait=True)
         for path in _empty_folders(Path(repo.stage_cache.cache_dir)):
-            made.folders += _removed(path, root)
+            made.folders += _removed(path, root, wait=True)
     except OSError as error:
         raise refused(Path(repo.root_dir) / ".dvc", os.strerror(error.errno or 0).lower()) from None
     return made
@@ -97,7 +103,7 @@ def repair_if_needed(pipeline: Pipeline) -> str:
             return str(repair(pipeline, books))
     except BusyError:
         return ""  # whoever works there leaves it whole
-    except (StorageError, OSError) as error:
+    except (HacpoError, OSError) as error:
         return f"what a kill left is not mended: {error}"
 
 
@@ -113,14 +119,21 @@ def _looks_wrong(pipeline: Pipeline, folder: Path) -> bool:
 
 
 def _is_cut_off(path: Path) -> bool:
-    """Whether DVC would refuse a dvc.lock."""
+    """Whether DVC would refuse a dvc.lock, and not because of a merge (`ArtifactError`)."""
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
     from voluptuous import Invalid
 
     try:
-        COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        if _CONFLICT.search(text):
+            raise ArtifactError(
+                "holds conflicts of a merge",
+                where=path,
+                remedy="settle them (`git checkout --ours` or `--theirs`), then repeat the command",
+            )
+        COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe", pure=True).load(text))
     except (YAMLError, UnicodeDecodeError, Invalid):
         return True
     return False
@@ -142,15 +155,22 @@ def _temporary(folder: Path, *, deep: bool = True) -> Iterator[Path]:
     yield from (path for path in found if _TEMPORARY.fullmatch(path.name))
 
 
-def _removed(path: Path, root: Path) -> bool:
-    """Remove a file or an empty folder, if nobody can be using it."""
+def _removed(path: Path, root: Path, *, wait: bool = False) -> bool:
+    """Remove a file or an empty folder, if nobody can be using it; waits until that is so, or leaves it."""
     try:
-        if not path.resolve().is_relative_to(root) and time.time() - path.stat().st_mtime < _SHARED_SECONDS:
+        seconds = _ENTRY_SECONDS if wait else _SHARED_SECONDS
+        left = 0.0 if path.resolve().is_relative_to(root) else path.stat().st_mtime + seconds - time.time()
+        if left > 0 and not wait:
             return False
+        time.sleep(max(0.0, min(left, seconds)))
         if path.is_dir():
             path.rmdir()
         else:
             path.unlink()
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:  # its entry has come
+            return False
+        raise
     return True
