@@ -121,7 +121,7 @@ def training_rows(
             found=f"{min(alone)!r} in only one of them",
             remedy="repeat pool and advantage of this step",
         )
-    return [
+    rows = [
         {
             **row,
             "effective_advantage": worth[row["rollout_id"]],
@@ -129,6 +129,17 @@ def training_rows(
         }
         for row in pool
     ]
+    for row in rows:
+        tokens, support = len(row["token_ids"]), row.get("support")
+        if tokens and support is not None and len(support) != tokens:
+            raise ArtifactError(
+                "support does not fit the tokens",
+                where=where,
+                expected=f"{tokens} sets of kept ids for {row['rollout_id']!r}",
+                found=len(support),
+                remedy="run `hacpo audit`, which says which table is damaged",
+            )
+    return rows
 
 
 def _own_columns(row: Row, rollout: Row | None, sampler_cap: float | None, where: object) -> Row:

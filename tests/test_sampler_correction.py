@@ -23,6 +23,7 @@ from hacpo.sampler_correction import (
     sequence_log_weight,
     truncated_weight,
 )
+from hacpo.support import Support
 
 # --- numbers by hand
 
@@ -121,6 +122,24 @@ def test_rows_carry_the_weight_of_their_scored_tokens(token_ids: list[int], cap:
 def test_rows_of_other_tokens_are_refused(token_ids: list[int]) -> None:
     with pytest.raises(ArtifactError, match="do not hold the same tokens"):
         training_rows(pooled(token_ids), WORTH, OWN, sampler_cap=None, where="here")
+
+
+def test_rows_carry_what_was_kept_at_their_scored_tokens() -> None:
+    """A response that is not learned from has no tokens; its source kept some all the same."""
+    pool = pooled([4, 5])
+    pool[1] |= {"token_ids": [], "support": Support.of([[7]])}
+    fits = {**OWN[0], "support": Support.of([[4, 6], [5], [1]])}
+    own, _ = training_rows(pool, WORTH, [fits], sampler_cap=None, where="here")
+    assert own["support"].lists() == [[4, 6], [5]]
+
+
+@pytest.mark.parametrize(("own", "cross"), [([[4]], [[7]]), ([[4, 6], [5]], [[7], [8]])])
+def test_sets_of_kept_ids_that_do_not_fit_the_tokens_are_refused(own: list[list[int]], cross: list[list[int]]) -> None:
+    """In a batch they would be taken for its next response's."""
+    pool = pooled([4, 5])
+    pool[1]["support"] = Support.of(cross)
+    with pytest.raises(ArtifactError, match="support does not fit the tokens"):
+        training_rows(pool, WORTH, [{**OWN[0], "support": Support.of(own)}], sampler_cap=None, where="here")
 
 
 # --- through the command line

@@ -144,6 +144,25 @@ def test_bytes_of_a_token_by_hand() -> None:
     assert sizes == pytest.approx({(1.0, None): 0.0, (1.0, 10): 14.0, (0.9, 10): 20.0, (0.9, None): 24.0})
 
 
+def test_two_processes_and_recomputed_activations_keep_the_supports(
+    project_root: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sharded, and by token: the bytes of one process. eve learns from rows with and without a support at once."""
+    monkeypatch.chdir(project_root)
+    update = ["update", "pipelines/small", "--step", 2, "--agent", "eve", "--set", "optimizer.micro_batch_size=12"]
+    update += ["--set", "algorithm.importance.level=token", "--set", "algorithm.loss.sampler_correction=none"]
+    sharded = ["--set", "launcher={processes: 2}", "--set", "optimizer.gradient_checkpointing=true"]
+    written = []
+    for out, more in ((tmp_path / "one", []), (tmp_path / "two", sharded)):
+        result = cli(*update, *more, "--out", out)
+        assert result.code == 0, result.err
+        checkpoint = out / "checkpoints/step=0002/agent=eve"
+        written.append([checkpoint / "model.safetensors", out / "updates/step=0002/agent=eve/trace.parquet"])
+    one, two = written
+    assert one[0].read_bytes() == two[0].read_bytes()
+    assert pl.read_parquet(one[1]).equals(pl.read_parquet(two[1]))
+
+
 # --- tampering
 
 
