@@ -206,9 +206,10 @@ class Books:
         if missing:
             return False
         stage.remove_outs(ignore_remove=False, force=False)
-        with self._assuming_pruned(stage), self._distrusting_cache():
+        with self._assuming_pruned(stage):
             try:
-                self.repo.stage_cache.restore(stage)
+                with self._distrusting_cache():
+                    self.repo.stage_cache.restore(stage)
             except (RunCacheNotFoundError, DvcException):
                 return False
             if any(not out.exists for out in stage.outs):
