@@ -95,6 +95,12 @@ class RewardError(HacpoError):
     exit_code = 9
 
 
+class RemakeError(HacpoError):
+    """Finished training steps would be made again and their checkpoints overwritten, and nobody has agreed to it."""
+
+    exit_code = 10
+
+
 class StorageError(HacpoError):
     """The disk refused a write; nothing was left half-written. `reason` is the system's word for it."""
 

@@ -341,8 +341,8 @@ def test_the_driver_reports_a_stages_error_and_keeps_what_was_done(finished_copy
     (checkpoint / "chat_template.jinja").unlink()
     (checkpoint / "chat_template.jinja").write_text("{{ raise_exception('spoiled') }}")
     edit("models/bo", "models/none")()
-    result = cli("run", "pipelines/small", "--jobs", "1")
+    result = cli("run", "pipelines/small", "--jobs", "1", "--yes")
     assert result.code == 6
     assert "the model folder is missing" in result.error
     edit("models/none", "models/bo")()
-    assert cli("run", "pipelines/small", "--jobs", "1").code == 0
+    assert cli("run", "pipelines/small", "--jobs", "1", "--yes").code == 0

@@ -461,7 +461,7 @@ def test_graded_rewards_reach_the_weights(project: Path, cli: Cli) -> None:
 def test_editing_the_module_repeats_what_calls_it(finished_copy: Path, cli: Cli) -> None:
     write(finished_copy, "def score(problem, response, finish_reason):\n    return float(len(response) % 2)")
     use("rewards:score")
-    assert cli("run", "pipelines/small", "--until", "1", "--jobs", "1").code == 0
+    assert cli("run", "pipelines/small", "--until", "1", "--jobs", "1", "--yes").code == 0
     step = Path("pipelines/small/steps/0001/dvc.yaml").read_text()
     assert step.count("- rewards.py\n") == 1
     assert step.count("data/arithmetic/train.parquet") == 1  # only verify
@@ -469,7 +469,7 @@ def test_editing_the_module_repeats_what_calls_it(finished_copy: Path, cli: Cli)
     path = next(Path("artifacts/small/verdicts/step=0001/agent=ada").glob("*.parquet"))
     before = pl.read_parquet(path)["reward"]
     write(finished_copy, "def score(problem, response, finish_reason):\n    return 3. + len(response) % 2")
-    result = cli("run", "pipelines/small", "--until", "1", "--jobs", "1")
+    result = cli("run", "pipelines/small", "--until", "1", "--jobs", "1", "--yes")
     assert result.code == 0
     after = pl.read_parquet(path)["reward"]
     assert after.to_list() == [value + 3 for value in before]

@@ -135,7 +135,7 @@ def test_another_adapter_keeps_the_first_rollouts(copy: Path, cli: Cli) -> None:
     rollouts = Path("artifacts/small/rollouts/step=0001/agent=ada/part-00000.parquet")
     params, before = Path(RUN, "params.yaml"), (policy_hash(START), policy_hash(LAST), rollouts.stat().st_mtime_ns)
     params.write_text(params.read_text().replace("alpha: 8", "alpha: 16"))
-    assert cli("run", RUN, "--jobs", 1).code == 0
+    assert cli("run", RUN, "--jobs", 1, "--yes").code == 0
     assert policy_hash(START) == before[0]
     assert policy_hash(LAST) != before[1]
     assert rollouts.stat().st_mtime_ns == before[2]

@@ -235,7 +235,7 @@ def test_a_given_table_is_taken_and_followed(cli: Cli, project: Path) -> None:
     assert audit.code == 0, audit.out
     # Another table is another run from there on: DVC knows it.
     write_oracle(project / "data/oracle.parquet", [*ORACLE[:3], (2, "bo", 0.15)])
-    again = cli("run", RUN, "--jobs", 1)
+    again = cli("run", RUN, "--jobs", 1, "--yes")
     assert again.code == 0
     assert read(project, "advantages", 2, learner="ada").filter(~pl.col("is_self"))["omega"].unique().to_list() == [
         0.25

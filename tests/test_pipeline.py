@@ -189,7 +189,7 @@ def test_a_cut_off_lock_is_repaired(finished_copy: Path, cli: Cli) -> None:
 def test_another_alpha_repeats_nothing_before_the_update(finished_copy: Path, cli: Cli) -> None:
     before, old = times(finished_copy), contents(finished_copy)
     set_param("alpha: 1.0", "alpha: 2.0")
-    assert cli("run", "pipelines/small", "--jobs", "1").code == 0
+    assert cli("run", "pipelines/small", "--jobs", "1", "--yes").code == 0
     changed = rewritten(before, times(finished_copy))
     assert not {name for name in changed if name.split("/")[0] in ("data", "prompts", "schedule.parquet")}
     step_one = {name for name in changed if "step=0001" in name or "step=0000" in name}
@@ -201,7 +201,7 @@ def test_another_alpha_repeats_nothing_before_the_update(finished_copy: Path, cl
         != old["checkpoints/step=0001/agent=ada/model.safetensors"]
     )
     set_param("alpha: 2.0", "alpha: 1.0")
-    assert cli("run", "pipelines/small", "--jobs", "1").code == 0
+    assert cli("run", "pipelines/small", "--jobs", "1", "--yes").code == 0
     assert contents(finished_copy) == old
 
 

@@ -32,7 +32,7 @@ def mixed_up(tmp_path_factory: pytest.TempPathFactory, finished: Path) -> Path:
         done = subprocess.run(words, cwd=root, env=environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    command(sys.executable, "-m", "stages.cli", "run", RUN, "--jobs", "1")
+    command(sys.executable, "-m", "stages.cli", "run", RUN, "--jobs", "1", "--yes")
     shutil.rmtree(root / RUN)
     (root / "kept").rename(root / RUN)
     outputs = [f"{RUN}/dvc.yaml", *(f"{RUN}/steps/{step:04d}/dvc.yaml" for step in range(3))]

@@ -327,7 +327,7 @@ def test_other_bits_are_not_put_back(lean_copy: Path, cli: Cli) -> None:
     assert times() == before
     # What it says to do trains on from the bits of this machine (here the same after all).
     Path("pipelines/small/steps/0001/dvc.lock").unlink()
-    assert cli("run", "pipelines/small", "--jobs", 1).code == 0
+    assert cli("run", "pipelines/small", "--jobs", 1, "--yes").code == 0
     assert recorded(1, "update@ada", "checkpoints/step=0001/agent=ada") == md5
 
 

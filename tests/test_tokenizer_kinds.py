@@ -251,7 +251,7 @@ def test_ones_own_template_is_used_and_watched(tmp_path: Path, cli: Cli, monkeyp
     # The template's turns end in nothing: the tokenizer's EOS ends a response.
     assert chat._tokenizer.convert_ids_to_tokens(chat.eos_token_id) == "<|im_end|>"
     template.write_text("Question: {{ messages[-1].content }}\nA:")
-    assert cli("run", "pipelines/small", "--jobs", "1").code == 0
+    assert cli("run", "pipelines/small", "--jobs", "1", "--yes").code == 0
     rows = _parts(root, "rollouts").filter(pl.col("agent") == "byte_level")
     assert chat.decode(rows["prompt_token_ids"][0].to_list()).startswith("Question: ")
 

@@ -8,7 +8,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -149,11 +149,18 @@ class Books:
         self._order.update({(stage.path, stage.name): number for number, stage in enumerate(stages)})
         return stages
 
-    def changed(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
-        """Whether the stage must run, after trying to restore its outputs from DVC's run cache; see `is_current`."""
+    def changed(
+        self, stage: Any, *, may_be_pruned: bool = False, before: Callable[[Any], None] = lambda _stage: None
+    ) -> bool:
+        """Whether the stage must run, after trying to restore its outputs from DVC's run cache; see `is_current`.
+
+        Args:
+            before: is called with a stage that is not current, before anything of it is removed; may refuse.
+        """
         with self.open():
             if self.is_current(stage, may_be_pruned=may_be_pruned):
                 return False
+            before(stage)
             restored = self._restored(stage)
             self.restored += restored
             return not restored
@@ -177,6 +184,21 @@ class Books:
             else:
                 self._pruned.pop(out.fs_path, None)
         return bool(current)
+
+    def difference(self, stage: Any) -> str | None:
+        """Why a stage would make something else than its record says, in words; None if it is not recorded, or only
+        lacks outputs. The caller has it `open`."""
+        if not any(out.hash_info for out in stage.outs):
+            return None
+        if stage.changed_stage():
+            return f"the stage `{stage.cmd}` has changed"
+        for dep in stage.deps:
+            if dep.exists and dep.status():
+                return f"{dep} has changed"
+        for out in stage.outs:
+            if not out.use_cache and out.exists and out.status():
+                return f"{out} is not what this run has made"
+        return None
 
     def _as_recorded(self, dep: Any) -> bool:
         if not self._is_pruned(dep):

@@ -6,6 +6,7 @@ side.
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_grou
 from hacpo.pipeline.plan import stamp
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import mebibytes, plan_pruning, prune
+from hacpo.pipeline.remaking import Remaking
 from hacpo.pipeline.repairing import repair
 from hacpo.pipeline.restoring import needed_checkpoints, train_again
 from hacpo.pipeline.view import RunView
@@ -34,7 +36,9 @@ def side_by_side(pipeline: Pipeline) -> int:
     return max(1, min(len(pipeline.settings.agents), cores // engine.threads))
 
 
-def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, until: int | None = None) -> int:
+def run_pipeline(
+    pipeline: Pipeline, entry: str, *, jobs: int | None = None, until: int | None = None, remake: bool = False
+) -> int:
     """Run every stage that is not done; returns how many ran.
 
     Args:
@@ -42,8 +46,10 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
         entry: `module:function` that executes one stage's command line.
         jobs: agents that work side by side; None decides.
         until: stop after this step.
+        remake: train finished steps again where what they depend on has changed.
 
     Raises:
+        RemakeError: finished steps would be trained again, without `remake`.
         BusyError: another run works on this pipeline.
         HacpoError: a stage failed; what was finished before is recorded.
     """
@@ -53,6 +59,8 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
     with books.open():
         repairs = repair(pipeline, books)
     with books.claimed(pipeline.layout.root), driver_lock(pipeline.layout):
+        remaking = Remaking(pipeline, books, remake)
+        remaking.check_settings()
         with books.open():
             stamped = stamp(pipeline)
         ran, at, freed = 0, 0, 0
@@ -68,8 +76,16 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
                 at = step
                 view.look_at(step, command_of(group[0]))
                 todo = [
-                    stage for stage in group if books.changed(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
+                    stage
+                    for stage in group
+                    if books.changed(
+                        stage,
+                        may_be_pruned=may_be_pruned(pipeline, step, stage),
+                        before=functools.partial(remaking.check_stage, step),
+                    )
                 ]
+                while remaking.told:
+                    view.note(remaking.told.pop())
                 view.restored = books.restored
                 view.plan(step, [command_of(stage) for stage in todo])
                 train_again(pipeline, books, workers, needed_checkpoints(pipeline, books, todo), view.note)
@@ -84,6 +100,8 @@ def run_pipeline(pipeline: Pipeline, entry: str, *, jobs: int | None = None, unt
                     raise failure
                 view.settled(step, [command_of(stage) for stage in group])
             freed += prune(pipeline, plan_pruning(pipeline, at))
+            if at == pipeline.settings.steps:
+                remaking.done()
         if freed:
             view.note(f"retention: {mebibytes(freed)} of checkpoints pruned")
     return ran

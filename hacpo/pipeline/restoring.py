@@ -99,8 +99,8 @@ def _put_back(pipeline: Pipeline, books: Books, stage: Any, made: Path, step: in
             f"{agent}'s update of step {step}, repeated, gave other bits than the run's, as another machine, other "
             "libraries or a GPU may. Nothing was changed",
             where=target,
-            remedy=f"to train on from other bits, remove {lock} and run again: step {step} and all later ones are then "
-            "made anew",
+            remedy=f"to train on from other bits, remove {lock} and run again with --yes: step {step} and all "
+            "later ones are then made anew",
         )
     with schema.atomic(target) as scratch:
         shutil.move(made, scratch)

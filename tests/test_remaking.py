@@ -1,0 +1,125 @@
+"""`hacpo run` says which finished steps it would train again, and does it only when told to."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Cli, contents, environment
+
+RUN = "pipelines/small"
+PARAMS = Path(RUN, "params.yaml")
+
+
+def edit(old: str, new: str) -> None:
+    text = PARAMS.read_text()
+    assert old in text
+    PARAMS.write_text(text.replace(old, new))
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """The run's artifacts, report and metrics too, and its pipeline folder."""
+    return {
+        str(path): path.read_bytes()
+        for base in (root / "artifacts", root / "pipelines")
+        for path in sorted(base.rglob("*"))
+        if path.is_file() and ".locks" not in path.parts
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("own_low: 0.03", "own_low: 0.04", "algorithm.clip.own_low (0.03 -> 0.04) has changed"),
+        ("max_new_tokens: 26", "max_new_tokens: 25", "agents.ada.sampling.max_new_tokens (26 -> 25) has changed"),
+    ],
+)
+def test_a_changed_setting_is_asked_about_before_anything_is_written(
+    cli: Cli, finished_copy: Path, old: str, new: str, reason: str
+) -> None:
+    edit(old, new)
+    before = everything(finished_copy)
+    refused = cli("run", RUN)
+    assert refused.code == 10
+    assert "pipelines/small: steps 1-2 of ada, bo would be trained again, and 4 checkpoints (" in refused.error
+    assert f"overwritten, because {reason}. Add --yes" in refused.error
+    assert everything(finished_copy) == before
+    assert cli("run", RUN, "--jobs", 1, "--until", 0).code == 10
+    said = cli("run", RUN, "--jobs", 1, "--yes")
+    assert said.code == 0, said.err
+    assert "steps 1-2 of ada, bo are trained again" in said.err
+    assert "everything is done" in cli("run", RUN).err
+
+
+def test_a_changed_file_is_asked_about_before_a_checkpoint_is_touched(cli: Cli, finished_copy: Path) -> None:
+    models = finished_copy / "models"
+    shutil.copytree(models.resolve(), finished_copy / "own")
+    models.unlink()
+    (finished_copy / "own").rename(models)
+    (models / "ada" / "config.json").write_text((models / "ada" / "config.json").read_text() + "\n")
+    before = contents(finished_copy)
+    refused = cli("run", RUN)
+    assert refused.code == 10
+    assert "overwritten, because models/ada has changed" in refused.error
+    assert contents(finished_copy) == before
+
+
+def test_checkpoints_of_another_run_are_not_overwritten_unasked(cli: Cli, finished_copy: Path) -> None:
+    folder = Path("artifacts/small/checkpoints/step=0001/agent=ada")
+    shutil.copy(folder.parents[1] / "step=0002/agent=ada/model.safetensors", folder)
+    before = contents(finished_copy)
+    refused = cli("run", RUN)
+    assert refused.code == 10
+    assert f"because {folder} is not what this run has made" in refused.error
+    assert contents(finished_copy) == before
+
+
+def test_what_loses_nothing_is_not_asked_about(cli: Cli, finished_copy: Path) -> None:
+    kept = contents(finished_copy)
+    edit("steps: 2", "steps: 3")
+    PARAMS.write_text(PARAMS.read_text() + "retention: {keep_last: 3}\n")
+    shutil.rmtree("artifacts/small/pool/step=0001")
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    made = contents(finished_copy)
+    assert {name: made[name] for name in kept if name.startswith("checkpoints")} == {
+        name: content for name, content in kept.items() if name.startswith("checkpoints")
+    }
+
+
+def test_an_agreed_run_goes_on_unasked_after_a_stop(cli: Cli, finished_copy: Path) -> None:
+    edit("learning_rate: 3.0e-4", "learning_rate: 6.0e-4")
+    assert cli("run", RUN, "--jobs", 1, "--yes", "--until", 1).code == 0
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    edit("learning_rate: 6.0e-4", "learning_rate: 3.0e-4")
+    assert cli("run", RUN, "--jobs", 1).code == 10
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 10), ("y", 0)])
+def test_a_terminal_is_asked(finished_copy: Path, answer: str, code: int) -> None:
+    edit("learning_rate: 3.0e-4", "learning_rate: 6.0e-4")
+    before = contents(finished_copy)
+    own, its = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "stages.cli", "run", RUN, "--jobs", "1"],
+        stdin=its, stdout=subprocess.DEVNULL, stderr=its, env=environment(),
+    ) as process:  # fmt: skip
+        os.close(its)
+        said = b""
+        while b"Do it? [y/N]" not in said:
+            said += os.read(own, 1024)
+        os.write(own, f"{answer}\n".encode())
+        try:
+            while said_more := os.read(own, 1024):
+                said += said_more
+        except OSError:  # the other end is closed
+            pass
+    os.close(own)
+    assert process.returncode == code, said
+    assert b"would be trained again" in said
+    assert (contents(finished_copy) == before) == (answer == "n")
