@@ -183,7 +183,10 @@ class Maker:
             ),
             "logprobs": self.lists(lengths, logprobs, schema.ROLLOUTS.schema.field("logprobs").type),
             "policy": pa.repeat(policy_hash(self.layout.checkpoint(step - 1, agent)), count),
-            "stop_string": pa.nulls(count, pa.string()),
+            **{
+                name: pa.nulls(count, schema.ROLLOUTS.schema.field(name).type)
+                for name in ("stop_string", "support", "support_logprob")
+            },
         }
         self.write(self.layout.rollouts(step, agent), schema.ROLLOUTS, columns, "generate", step=step, agent=agent)
         self.metrics("generate", step, agent)
@@ -240,6 +243,7 @@ class Maker:
             "as_sampled": pa.array(np.ones(len(own), bool)),
             "source_terminal": terminals,
             "learner_terminal": terminals,
+            "support": pa.nulls(len(terminals), schema.POOL.schema.field("support").type),
         }
         self.write(self.layout.pool(step, learner), schema.POOL, pool, "pool", step=step, learner=learner)
         self.metrics("pool", step, learner)

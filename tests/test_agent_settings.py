@@ -17,7 +17,7 @@ import pytest
 from conftest import PARAMS, SHARED, Cli, environment, make_finished
 from hacpo import settings as settings_of
 from hacpo.audit.walk import audit
-from hacpo.config import PromptSettings, Settings
+from hacpo.config import MOST_KEPT, PromptSettings, Settings
 from hacpo.engines.base import Scorer
 from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.errors import SettingsError, TemplateError
@@ -88,7 +88,7 @@ def test_an_agent_takes_the_run_s_settings_where_it_gives_none(tmp_path: Path) -
     changed = DIFFERENT.replace("max_new_tokens: 26}", 'max_new_tokens: 26, top_k: 9, top_p: 0.9, stop: ["."]}')
     settings = load(tmp_path, changed.replace("top_k: 20", "top_k: null"))
     ada, bo = (settings.agents[name].sampling for name in ("ada", "bo"))
-    assert (ada.temperature, ada.top_p, ada.top_k, ada.max_new_tokens, ada.stop) == (0.7, 0.9, None, 26, (".",))
+    assert (ada.temperature, ada.top_p, ada.top_k, ada.max_new_tokens, ada.stop) == (0.7, 0.9, MOST_KEPT, 26, (".",))
     assert (bo.temperature, bo.top_p, bo.top_k, bo.max_new_tokens, bo.stop) == (1.3, 0.9, 9, 20, tuple(STOP))
     assert settings.agents["ada"].prompt == settings.prompt == PromptSettings()
     # What is written to settings.json says it all again, and reads as the same.
@@ -124,7 +124,7 @@ def test_only_the_stages_that_read_an_agents_settings_see_a_change(tmp_path: Pat
         for agent in ("ada", "bo")
         if settings_of.reads(before, stage, agent) != settings_of.reads(after, stage, agent)
     }
-    assert changed == {("generate", "ada"), ("update", "ada")}
+    assert changed == {("generate", "ada"), ("side_generate", "ada"), ("update", "ada")}
 
 
 def test_a_stage_cannot_see_another_agents_settings(tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ def test_three_kinds_learn_from_each_other(
                 assert row["token_ids"] == [] or row["status"] == "too_long"
                 continue
             body = row["token_ids"][:-1] if stopped else row["token_ids"]
-            assert (row["token_ids"][-1] == chat.eos_token_id) == stopped
+            assert row["learner_terminal"] == (row["token_ids"][-1] if stopped else None)
+            assert (row["token_ids"][-1] in chat.stop_token_ids) == stopped
             assert control.isdisjoint(body)
             assert row["roundtrip"] == (chat.decode(row["token_ids"]) == text)
     assert set(statuses) <= {"kept", "empty", "not_representable", "too_long"}
