@@ -9,6 +9,7 @@ from hacpo.pipeline.command_line import INTERRUPTED, new_app, run_app
 from hacpo.pipeline.session import Session
 from stages.advantage import advantage
 from stages.audit import audit
+from stages.copy import copy
 from stages.estimate import estimate
 from stages.evaluate import evaluate
 from stages.export import export
@@ -37,6 +38,7 @@ app = new_app(
 )
 for command in (
     run,
+    copy,
     serve,
     status,
     plan,

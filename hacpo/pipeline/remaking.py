@@ -94,7 +94,7 @@ class Remaking:
         if self.agreed:
             schema.write_json(self._note, agreed_to)
         elif _read(self._note) != agreed_to:
-            remedy = "add --yes to do that, or change it back"
+            remedy = f"add --yes to do that, or change it back (`{self.pipeline.command('copy')} NEW` makes a variant)"
             raise RemakeError(what, where=self.pipeline.folder, remedy=remedy)
         self._settled = True
         self.told.append(what.replace("would be", "are"))

@@ -1,0 +1,74 @@
+"""`hacpo copy`: a variant of a run from the same start."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import Cli, contents, environment
+from hacpo.layout import Layout
+
+RUN, NEW = "pipelines/small", "pipelines/new"
+
+
+def test_a_variant_starts_from_the_same_weights_and_leaves_the_run_alone(cli: Cli, finished_copy: Path) -> None:
+    before = contents(finished_copy)
+    made = cli("copy", RUN, NEW)
+    assert made.code == 0, made.err
+    assert "pipelines/new/params.yaml: starts from small's step 0 of ada, bo\n" in made.out
+    old, new = (Layout(Path("artifacts", name)) for name in ("small", "new"))
+    for agent in ("ada", "bo"):
+        start = new.checkpoint(0, agent)
+        assert start.joinpath("model.safetensors").samefile(old.checkpoint(0, agent) / "model.safetensors")
+    stamps = {path: path.stat().st_mtime_ns for path in new.root.rglob("checkpoints/step=0000/**/*")}
+    params = Path(NEW, "params.yaml")
+    assert params.read_text() == Path(RUN, "params.yaml").read_text()
+    params.write_text(params.read_text().replace("alpha: 1.0", "alpha: 2.0"))
+    ran = cli("run", NEW, "--jobs", 1)
+    assert ran.code == 0, ran.err
+    assert "warmup" not in ran.err
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert contents(finished_copy) == before
+    audited = cli("audit", NEW)
+    assert audited.code == 0, audited.out
+    dvc = subprocess.run(
+        [sys.executable, "-m", "dvc", "status"], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert "up to date" in dvc.stdout
+
+
+def test_an_edited_run_can_be_copied_and_only_other_starts_are_made_anew(cli: Cli, finished_copy: Path) -> None:
+    params = Path(RUN, "params.yaml")
+    params.write_text(params.read_text().replace("model: models/bo", "model: models/ada").replace("0.03", "0.04"))
+    made = cli("copy", RUN, NEW)
+    assert made.code == 0, made.err
+    assert "step 0 of ada; bo will be warmed up anew" in made.out
+    assert not Path("artifacts/new/checkpoints/step=0000/agent=bo").exists()
+
+
+def test_what_a_run_extends_is_found_from_another_depth(cli: Cli, finished_copy: Path) -> None:
+    params = Path(RUN, "params.yaml")
+    shutil.copy(params, "base.yaml")
+    params.write_text("extends: ../../base.yaml  # what all runs share\nsteps: 2\n")
+    made = cli("copy", RUN, "pipelines/group/new")
+    assert made.code == 0, made.err
+    text = Path("pipelines/group/new/params.yaml").read_text()
+    assert text == "extends: ../../../base.yaml  # what all runs share\nsteps: 2\n"
+
+
+def test_refusals_leave_nothing(cli: Cli, finished_copy: Path) -> None:
+    assert "pipelines/small: is there already" in cli("copy", RUN, RUN).error
+    assert "is no pipeline folder" in cli("copy", RUN, "elsewhere").error
+    assert not Path("elsewhere").exists()
+    Path("artifacts/new").mkdir()
+    assert "artifacts/new: there are artifacts of such a run" in cli("copy", RUN, NEW).error
+    assert not Path(NEW).exists()
+    Path("artifacts/new").rmdir()
+    shutil.rmtree("artifacts/small/checkpoints/step=0000")
+    refused = cli("copy", RUN, NEW)
+    assert refused.code == 3
+    assert "no agent's start is made and up to date" in refused.error
+    assert not Path(NEW).exists()
+    assert not Path("artifacts/new").exists()
