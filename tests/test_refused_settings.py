@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from conftest import PARAMS, Cli
-from hacpo.errors import SettingsError
+from hacpo.errors import ModelError, SettingsError
 from hacpo.model_source import hub_repository
-from hacpo.servers import server_url
+from hacpo.servers import keeps_secrets, server_url
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,31 @@ def test_what_is_no_url(tmp_path: Path, url: str) -> None:
     with pytest.raises(SettingsError, match="is no URL of a server"):
         server_url(tmp_path, "ada")
     assert server_url(tmp_path, "bo") == "http://127.0.0.1:8000"
+
+
+def test_no_password_stands_in_a_url(tmp_path: Path) -> None:
+    (tmp_path / "servers.yaml").write_text("ada: https://me:hunter2@example.com:8000\n")
+    with pytest.raises(SettingsError, match="may hold no user and no password") as refused:
+        server_url(tmp_path, "ada")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "http://127.evil.example:8000", "http://localhost.example"])
+def test_a_key_goes_over_no_plain_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hacpo.config import EngineSettings
+    from hacpo.engines.vllm_server import VllmServer
+
+    monkeypatch.setenv("VLLM_API_KEY", "hunter2")
+    with pytest.raises(ModelError, match="plain http") as refused:
+        VllmServer(url, "ada", Path("models/ada"), EngineSettings(), eos_token_ids=[1])
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.com", "http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:1"]
+)
+def test_where_a_key_may_go(url: str) -> None:
+    assert keeps_secrets(url)
 
 
 def test_servers_that_are_a_folder(tmp_path: Path) -> None:

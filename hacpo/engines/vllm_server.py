@@ -27,6 +27,7 @@ from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, 
 from hacpo.engines.refusals import model_config
 from hacpo.engines.vllm import finish_reason, sampling_fields
 from hacpo.errors import ModelError
+from hacpo.servers import keeps_secrets
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """vLLM's own name for the key that a server was started with."""
@@ -63,6 +64,11 @@ class VllmServer:
         self._agent, self._settings, self._eos = agent, settings, list(eos_token_ids)
         self._ticket = ""
         key = os.environ.get(KEY_VARIABLE)
+        if key and not keeps_secrets(url):
+            raise self._error(
+                f"is reached over plain http, where anybody on the way could read the key in {KEY_VARIABLE}",
+                "use https, or an SSH tunnel from 127.0.0.1, or unset the variable",
+            )
         self._options: dict[str, Any] = {
             "base_url": url,
             "timeout": TIMEOUT,
