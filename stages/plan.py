@@ -77,7 +77,9 @@ def _check(folders: list[Path], *, online: bool, elsewhere: bool) -> None:
             if remark.kind is not Kind.TO_DO:
                 print(f"{folder}: {remark.kind}: {remark.what}")
         waiting = [remark.what for remark in remarks if remark.kind is Kind.TO_DO]
-        if waiting and several:
+        if waiting and several and any(remark.kind is Kind.ERROR for remark in remarks):
+            print(f"{folder}: {len(waiting)} of the things below are to be done too")
+        elif waiting and several:
             print(f"{folder}: ready once {len(waiting)} of the things below are done")
         elif waiting:
             print("\n".join(f"{folder}: to do first: {what}" for what in waiting))

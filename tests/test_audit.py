@@ -414,3 +414,12 @@ def test_lists_by_hand() -> None:
     changed = ListColumn.of(pa.array([[1, 2], [], [3, 4, 6]]))
     assert changed.same_as(column, np.arange(3)).tolist() == [True, True, False]
     assert ListColumn.of(pa.array([[], []], pa.list_(pa.int32()))).sums().tolist() == [0.0, 0.0]
+
+
+def test_advantages_that_cannot_be_read_accuse_no_trace(finished_copy: Path, cli: Cli) -> None:
+    """Whether an own response was clipped depends on its advantage's sign: without it nothing is to be said."""
+    table = next(Path("artifacts/small/advantages/step=0002/learner=ada").glob("*.parquet"))
+    table.write_bytes(table.read_bytes()[:-100])
+    findings = json.loads(cli("audit", "pipelines/small", "--texts", "none", "--json").out)["findings"]
+    assert {finding["check"] for finding in findings} & {"trace"} == set()
+    assert any(finding["file"].endswith(table.name) for finding in findings)

@@ -21,7 +21,8 @@ def check_stamped(pipeline: Pipeline) -> None:
         MissingInputError: there are none.
         SettingsError: they are of other settings (or of another version of hacpo).
     """
-    remedy = f"run `{pipeline.command('plan')}`"
+    # Before the stage began DVC has removed what it makes, which `hacpo run` restores from the cache.
+    remedy = f"run `{pipeline.command('plan')}`; or change params.yaml back and run `{pipeline.command('run')}`"
     run_file = pipeline.folder / "dvc.yaml"
     if not run_file.is_file():
         raise MissingInputError("there is no such file", where=run_file, remedy=remedy)
