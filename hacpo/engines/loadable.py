@@ -68,12 +68,8 @@ def _account(report: dict[str, Any], where: Path) -> None:
     left = sorted(name for name in map(str, report["unexpected_keys"]) if not _HARMLESS.search(name))
     remedy = "complete the folder, or correct its config.json"
     if missing:
-        more = f", one of {len(missing)}" if len(missing) > 1 else ""
-        raise ModelError(
-            f"its weights lack the parameter {missing[0]}{more}, which would be random numbers",
-            where=where,
-            remedy=remedy,
-        )
+        what = f"its weights lack the parameter {_first(missing)}, which would be random numbers"
+        raise ModelError(what, where=where, remedy=remedy)
     if other:
         name, there, wanted = other[0]
         raise ModelError(
@@ -84,12 +80,12 @@ def _account(report: dict[str, Any], where: Path) -> None:
             remedy=remedy,
         )
     if left:
-        more = f", one of {len(left)}" if len(left) > 1 else ""
-        raise ModelError(
-            f"its weights hold {left[0]}{more}, which the architecture in config.json has no place for",
-            where=where,
-            remedy=remedy,
-        )
+        what = f"its weights hold {_first(left)}, which the architecture in config.json has no place for"
+        raise ModelError(what, where=where, remedy=remedy)
+
+
+def _first(names: list[str]) -> str:
+    return f"{names[0]}, one of {len(names)}" if len(names) > 1 else names[0]
 
 
 def check_loadable(folder: Path, called: Path) -> None:

@@ -21,11 +21,12 @@ def check_stamped(pipeline: Pipeline) -> None:
         MissingInputError: there are none.
         SettingsError: they are of other settings (or of another version of hacpo).
     """
-    # Before the stage began DVC has removed what it makes, which `hacpo run` restores from the cache.
-    remedy = f"run `{pipeline.command('plan')}`; or change params.yaml back and run `{pipeline.command('run')}`"
+    remedy = f"run `{pipeline.command('plan')}`"
     run_file = pipeline.folder / "dvc.yaml"
     if not run_file.is_file():
         raise MissingInputError("there is no such file", where=run_file, remedy=remedy)
+    # `dvc repro` removes a stage's outputs before it begins; `hacpo run` restores them from the cache.
+    remedy += f"; or change params.yaml back and run `{pipeline.command('run')}`"
     steps, stamped = pipeline.settings.steps, max(len(step_files(pipeline)) - 1, 0)
     if steps != stamped:
         raise SettingsError(
