@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart test setup vllm-cpu gpu-check lint types imports unit clean
+.PHONY: quickstart test setup vllm-cpu gpu-check lint types imports unit soak soak-short clean
 
 quickstart: $(READY)
 	hacpo run pipelines/quickstart
@@ -42,6 +42,13 @@ imports: $(READY)
 
 unit: $(READY)
 	pytest -n auto --dist worksteal
+
+# docs/reliability.md; one part, a seed: make soak SOAK='kills --seed 7'
+soak: $(READY)
+	python -m tests.soak --kills 1000 --parallel 2 $(SOAK)
+
+soak-short: $(READY)
+	python -m tests.soak --kills 100 --minutes 10 --parallel 2 $(SOAK)
 
 clean:
 	rm -rf artifacts/* .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,8 @@
+"""The parts of the attack, in the order in which they run."""
+
+from __future__ import annotations
+
+from . import kills
+from .frame import Part
+
+PARTS: dict[str, Part] = {part.name: part for part in (kills.PART,)}

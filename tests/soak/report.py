@@ -1,0 +1,93 @@
+"""What the attack shows: a line while it works, a table at the end, and a file of everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from .frame import KINDS, Tally
+
+
+class Watch(AbstractContextManager["Watch"]):
+    """Shows how far the part at work is: a bar on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, console: Console, every_seconds: float = 60.0) -> None:
+        self._console, self._every, self._said = console, every_seconds, time.monotonic()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[facts]}"),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._tasks: dict[str, object] = {}
+
+    def __enter__(self) -> Watch:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def told(self, tally: Tally) -> None:
+        """Something was counted."""
+        if tally.name not in self._tasks:
+            self._tasks[tally.name] = self._bar.add_task(tally.name, total=tally.planned or None, facts="")
+        facts = f"{tally.trials} trials, {len(tally.findings)} findings"
+        done = tally.counts["kills"] or tally.trials
+        self._bar.update(self._tasks[tally.name], completed=done, total=tally.planned or None, facts=facts)  # type: ignore[arg-type]
+        if not self._console.is_terminal and time.monotonic() - self._said > self._every:
+            self._said = time.monotonic()
+            of = f" of {tally.planned}" if tally.planned else ""
+            self._console.print(f"{tally.name}: {done}{of} done, {facts}", highlight=False)
+
+
+def table(tallies: Sequence[Tally]) -> Table:
+    """A row for each part."""
+    shown = Table("part", "trials", *KINDS, "seconds", "note")
+    for tally in tallies:
+        counts = [f"[red]{tally.of(kind)}[/red]" if tally.of(kind) else "0" for kind in KINDS]
+        note = (
+            f"skipped: {tally.skipped}"
+            if tally.skipped
+            else "; ".join(f"{what} {number}" for what, number in sorted(tally.counts.items()) if ":" not in what)
+        )
+        shown.add_row(tally.name, str(tally.trials), *counts, f"{tally.seconds:.0f}", note)
+    return shown
+
+
+def machine() -> str:
+    """Where this ran, without names."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"{system}, {os.cpu_count()} cores, {memory:.0f} GiB"
+
+
+def write(path: Path, tallies: Sequence[Tally], seed: int, begun: float) -> None:
+    """All of it as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(begun)),
+        "machine": machine(),
+        "seed": seed,
+        "seconds": round(time.time() - begun),
+        "parts": [
+            {
+                **asdict(tally),
+                "findings": [{**asdict(finding), "again": finding.again()} for finding in tally.findings],
+                "found": {kind: tally.of(kind) for kind in KINDS},
+            }
+            for tally in tallies
+        ],
+    }
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,203 @@
+"""Small real runs to attack: two agents with different tokenizers, three steps, evaluations, retention.
+
+A `Template` is made once: the project before anything has run, after some steps, and finished without a disturbance,
+which is what every attacked copy must end as. A `Sandbox` is a copy that belongs to one trial.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import processes
+from .golden import Golden
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = "small"
+PIPELINE = f"pipelines/{RUN}"
+_PARAMS = """
+seed: 1
+steps: 3
+agents:
+  ada: {model: models/ada}
+  bo:
+    tiny:
+      {architecture: llama, layers: 1, hidden: 48, heads: 2, initializer_range: 0.1, vocabulary: numbers_words,
+       warmup: {steps: 30, batch_size: 16, learning_rate: 6.0e-3}}
+algorithm:
+  recipe: hacpo
+  clip: {own_low: 0.03, own_high: 0.03}
+data:
+  train: arithmetic/train
+  sets:
+    arithmetic/train: {task: arithmetic, split: train, problems: 32}
+    arithmetic/heldout: {task: arithmetic, split: heldout, problems: 8}
+sampling: {group_size: 4, max_new_tokens: 20}
+batch: {prompts: 4, minibatch_prompts: 2}
+optimizer: {learning_rate: 3.0e-4, micro_batch_size: 32}
+engine: {device: cpu, threads: 1, save_every: 4}
+storage: {rows_per_shard: 10}
+evaluation:
+  every: 1
+  benchmarks:
+    heldout: {data: arithmetic/heldout, samples: 1, temperature: 1.0}
+"""
+KINDS = {"kept": "", "pruned": "retention: {keep_last: 1, keep_best: heldout}\n"}
+"""Kinds of runs: what params.yaml says beside. Both, because `dvc repro` behaves otherwise where checkpoints went."""
+_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
+STEPS = 3
+_MINUTES = 10.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command did."""
+
+    command: tuple[str, ...]
+    code: int | None
+    """None: it did not end in time, and was killed."""
+    output: str
+
+
+def hacpo(*words: str) -> list[str]:
+    """A hacpo command."""
+    return [sys.executable, "-m", "stages.cli", *words]
+
+
+def dvc(*words: str) -> list[str]:
+    """A DVC command."""
+    return [sys.executable, "-m", "dvc", *words]
+
+
+def drivers(kind: str) -> dict[str, list[str]]:
+    """The two ways to go on with a run, as docs/retention.md gives them."""
+    missing = ["--allow-missing"] if kind == "pruned" else []
+    return {
+        "run": hacpo("run", PIPELINE, "--jobs", "2"),
+        "repro": dvc("repro", *missing, f"{PIPELINE}/dvc.yaml"),
+    }
+
+
+@dataclass
+class Sandbox:
+    """A project of one trial; everything that is started in it carries its mark."""
+
+    folder: Path
+    kind: str
+    golden: Golden
+
+    @property
+    def root(self) -> Path:
+        """The project."""
+        return self.folder / "project"
+
+    @property
+    def log(self) -> Path:
+        """Commands and what they printed."""
+        return self.folder / "log.txt"
+
+    def start(self, command: Sequence[str], **variables: str) -> processes.Started:
+        """Start a command in a session of its own."""
+        temporary = self.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        return processes.start(
+            command, self.root, self.log, environment() | {"TMPDIR": str(temporary)} | variables, mark=str(self.folder)
+        )
+
+    def call(self, command: Sequence[str], minutes: float = _MINUTES, **variables: str) -> Ended:
+        """Run a command to its end."""
+        with self.start(command, **variables) as started:
+            try:
+                code: int | None = started.process.wait(minutes * 60)
+            except subprocess.TimeoutExpired:
+                code = None
+        return Ended(tuple(command), code, started.output())
+
+
+def environment() -> dict[str, str]:
+    """This project importable, its commands on the path, one thread to a process."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **{name: value for name, value in os.environ.items() if name not in ("DVC_STAGE", "PYTEST_CURRENT_TEST")},
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+    }
+
+
+class Template:
+    """What sandboxes are copies of, made once in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._golden: dict[str, Golden] = {}
+
+    def make(self, kinds: Sequence[str] = tuple(KINDS)) -> Template:
+        """Make the models and the undisturbed runs.
+
+        Raises:
+            RuntimeError: an undisturbed command failed.
+        """
+        if not (self.folder / "models").is_dir():
+            _make_models(self.folder / "models")
+        for kind in kinds:
+            self._make_run(kind)
+        return self
+
+    def _make_run(self, kind: str) -> None:
+        base = self.folder / kind
+        project = base / "0" / "project"
+        shutil.rmtree(base, ignore_errors=True)
+        (project / PIPELINE).mkdir(parents=True)
+        (project / PIPELINE / "params.yaml").write_text(_PARAMS + KINDS[kind])
+        (project / ".dvc").mkdir()
+        (project / ".dvc" / "config").write_text(_DVC)
+        shutil.copy(ROOT / ".dvcignore", project / ".dvcignore")
+        shutil.copytree(self.folder / "models", project / "models")
+        self._must(Sandbox(base / "0", kind, Golden()), hacpo("plan", PIPELINE))
+        for step in range(1, STEPS + 1):
+            shutil.copytree(base / str(step - 1), base / str(step), symlinks=True)
+            until = [] if step == STEPS else ["--until", str(step)]
+            self._must(Sandbox(base / str(step), kind, Golden()), [*drivers(kind)["run"], *until])
+        finished = Sandbox(base / str(STEPS), kind, Golden())
+        status = finished.call(dvc("status")).output
+        self._golden[kind] = Golden.of(finished.root, RUN, status)
+
+    @staticmethod
+    def _must(sandbox: Sandbox, command: Sequence[str]) -> None:
+        ended = sandbox.call(command)
+        if ended.code != 0:
+            raise RuntimeError(f"undisturbed, {' '.join(command)} ended with {ended.code}:\n{ended.output}")
+
+    def copy(self, folder: Path, kind: str, steps: int = 0) -> Sandbox:
+        """A sandbox of which so many steps are done."""
+        shutil.copytree(self.folder / kind / str(steps) / "project", folder / "project", symlinks=True)
+        return Sandbox(folder, kind, self._golden[kind])
+
+
+def _make_models(folder: Path) -> None:
+    """A warm-started model folder, right now and then, so that rewards are not all alike."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from hacpo.config import TinySettings, WarmupSettings; from hacpo.engines.warmup import warm_start\n"
+        "warmup = WarmupSettings(steps=300, batch_size=32, learning_rate=4e-3, drills=0.2)\n"
+        "shape = dict(layers=1, hidden=48, heads=2, initializer_range=0.1)\n"
+        "tiny = TinySettings(architecture='qwen3', vocabulary='characters', warmup=warmup, **shape)\n"
+        "warm_start('ada', tiny, 1, Path(sys.argv[1]))\n"
+    )
+    (folder / "ada").mkdir(parents=True)
+    made = subprocess.run(
+        [sys.executable, "-c", code, str(folder / "ada")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise RuntimeError(made.stderr)
