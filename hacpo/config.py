@@ -931,6 +931,18 @@ class StorageSettings(Section):
     rows_per_shard: int = knob(4096, doc="Most rows in one Parquet file.", unit="rows", ge=1)
 
 
+class DiskSettings(Section):
+    """How writes reach the disk. No stage reads this: changing it runs nothing again (docs/reliability.md)."""
+
+    fsync: bool = knob(
+        True,
+        doc="Flush every output, then its folder, before it gets its name, so that a power cut leaves nothing half. "
+        "false: for scratch disks, and files that are worth less than the wait. `HACPO_FSYNC=0` in the environment "
+        "turns it off for one command or machine.",
+        source="fsync(2)",
+    )
+
+
 class RetentionSettings(Section):
     """Which checkpoints stay on disk: the start, the newest, and what a rule names; without a rule, all.
 
@@ -1002,6 +1014,7 @@ class Settings(Section):
     evaluation: EvaluationSettings
     storage: StorageSettings = StorageSettings()
     retention: RetentionSettings = RetentionSettings()
+    disk: DiskSettings = DiskSettings()
     report: ReportSettings = ReportSettings()
 
     @model_validator(mode="before")

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hacpo.durability import make_folders, put_in_place
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
 
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
@@ -233,8 +234,8 @@ TABLES = {
 
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A temporary sibling to write to (a file, or a folder that the caller makes), renamed to `path` when the block
-    ends.
+    """A temporary sibling to write to (a file, or a folder that the caller makes), flushed to the disk and renamed to
+    `path` when the block ends (`hacpo.durability`).
 
     If the block raises, the sibling is removed and `path` stays as it was. Siblings that a killed process left are
     removed.
@@ -244,17 +245,13 @@ def atomic(path: Path) -> Iterator[Path]:
     """
     scratch = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         for stale in path.parent.glob(f".{path.name}.tmp-*"):
             remove(stale)
         yield scratch
-        if path.is_dir():
-            retired = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
-            path.rename(retired)
-            scratch.rename(path)
-            remove(retired)
-        else:
-            scratch.replace(path)
+        retired = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
+        put_in_place(scratch, path, retired)
+        remove(retired)
     except OSError as error:
         remove(scratch)
         if error.errno in _REFUSALS:
@@ -268,7 +265,7 @@ def atomic(path: Path) -> Iterator[Path]:
         raise
 
 
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def refused(path: Path, reason: str) -> StorageError:

@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hacpo.durability import flush_names, set_aside
 from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline import rwlock
+from hacpo.pipeline.flushing import flushed_copies
 from hacpo.pipeline.leases import lease
-from hacpo.schema import atomic, refused
+from hacpo.schema import atomic, refused, remove
 
 _GIVE_BACK_SECONDS = 10.0
 
@@ -74,6 +76,8 @@ class Books:
         """(dvc.yaml, stage) -> its place in the file."""
         self._pruned: dict[str, tuple[Any, Any]] = {}
         """Outputs that are not cached and not there, though their stage is current -> hash and size in its lock."""
+        self._flushed: set[Path] = set()
+        """Folders of the cache whose names are on the disk."""
         self._tmp = Path(self.repo.tmp_dir)
         self._hardlink: bool = self.repo.config["core"].get("hardlink_lock", False)
         self.repo.lock = rwlock.guard(self._tmp, "lock", hardlink=self._hardlink)
@@ -227,10 +231,10 @@ class Books:
         missing = [dep for dep in stage.deps if not dep.exists and not self._is_pruned(dep)]
         if missing:
             return False
-        stage.remove_outs(ignore_remove=False, force=False)
+        _remove_outs(stage)
         with self._assuming_pruned(stage):
             try:
-                with self._distrusting_cache():
+                with self._distrusting_cache(), self._flushing():
                     self.repo.stage_cache.restore(stage)
             except (RunCacheNotFoundError, DvcException):
                 return False
@@ -256,6 +260,17 @@ class Books:
                 del cache.check
 
     @contextmanager
+    def _flushing(self) -> Iterator[None]:
+        """Have on the disk what DVC writes in the block, names and all, before a lock says that it is there."""
+        with flushed_copies() as folders:
+            yield
+        root, cache = Path(self.repo.root_dir), Path(self.repo.cache.legacy.path)
+        kept = {folder for folder in folders if folder.is_relative_to(cache)}
+        flush_names(kept, root if cache.is_relative_to(root) else cache.parent, self._flushed)
+        # What was restored may have been removed before, and the folders that hold it with it.
+        flush_names({folder for folder in folders - kept if folder.is_dir()}, root, set())
+
+    @contextmanager
     def _assuming_pruned(self, stage: Any) -> Iterator[None]:
         """Let DVC take the recorded hashes of pruned checkpoints that the stage reads, where it would look at files."""
         pruned = [dep for dep in stage.deps if self._is_pruned(dep)]
@@ -276,7 +291,7 @@ class Books:
         """
         with self.open():
             if all(dep.exists for dep in stage.deps):
-                stage.remove_outs(ignore_remove=False, force=False)
+                _remove_outs(stage)
             stage.save_deps(allow_missing=True)  # the stage itself says best what is missing
 
     def finish(self, stage: Any) -> None:
@@ -295,7 +310,7 @@ class Books:
 
     def _record(self, stage: Any) -> None:
         # As DVC does itself: outputs that are not to be cached keep the whole stage out of the run cache.
-        with self._distrusting_cache():
+        with self._distrusting_cache(), self._flushing():
             stage.save(run_cache=all(out.use_cache for out in stage.outs))
             stage.commit()
         self._write_lock(stage)
@@ -332,6 +347,17 @@ def _check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = No
         raise ObjectFormatError(f"{path} is damaged")
     cache.protect(path)
     return meta
+
+
+def _remove_outs(stage: Any) -> None:
+    """Remove what a stage makes, folders under another name: neither a kill nor a power cut leaves a part of one."""
+    for out in stage.outs:
+        path = Path(out.fs_path)
+        if path.is_dir() and not path.is_symlink() and not out.persist:
+            aside = path.with_name(f".{path.name}.tmp-{os.getpid()}-removed")
+            set_aside(path, aside)
+            remove(aside)
+    stage.remove_outs(ignore_remove=False, force=False)
 
 
 def _is_gone(out: Any) -> bool:

@@ -34,7 +34,8 @@ def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> tuple[list[AgentPlan]
         MissingInputError: the run has no DVC files.
     """
     with driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo prune"):
-        changed = [line for line in changed_settings(pipeline, most=10_000) if not line.startswith("retention.")]
+        meaningless = ("retention.", "disk.")
+        changed = [line for line in changed_settings(pipeline, most=10_000) if not line.startswith(meaningless)]
         if changed:
             raise SettingsError(
                 "has changed since the run, so which checkpoints are still needed is not known",

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hacpo.durability import flushing
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
@@ -58,7 +59,11 @@ def run_pipeline(
     books = Books(pipeline.root)
     with books.open():
         repairs = repair(pipeline, books)
-    with books.claimed(pipeline.layout.root), driver_lock(pipeline.layout):
+    with (
+        flushing(pipeline.settings.disk.fsync),
+        books.claimed(pipeline.layout.root),
+        driver_lock(pipeline.layout),
+    ):
         remaking = Remaking(pipeline, books, remake)
         remaking.check_settings()
         with books.open():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hacpo import schema
+from hacpo import durability, schema
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
 from hacpo.retention import kept_steps, rule_text
@@ -164,7 +164,7 @@ def set_aside(checkpoint: Path) -> None:
         StorageError: the disk refuses.
     """
     try:
-        checkpoint.rename(checkpoint.with_name(f".{checkpoint.name}.tmp-{os.getpid()}-pruned"))
+        durability.set_aside(checkpoint, checkpoint.with_name(f".{checkpoint.name}.tmp-{os.getpid()}-pruned"))
     except OSError as error:
         raise schema.refused(checkpoint, os.strerror(error.errno or 0).lower()) from None
 

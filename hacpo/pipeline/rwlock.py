@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hacpo.durability import flushing
 from hacpo.errors import BusyError
 from hacpo.pipeline.locks import has_flock
 from hacpo.schema import atomic
@@ -56,7 +57,8 @@ def edited(folder: str, _filesystem: object = None, hardlink: bool = False) -> I
         _drop_impostors(entries, written)
         yield entries
         if found is None or json.dumps(entries) != json.dumps({"read": {}, "write": {}, **found}):
-            with atomic(path) as scratch:
+            # Not flushed: processes end with the power, and `repair` begins a list anew that cannot be read.
+            with flushing(False), atomic(path) as scratch:
                 scratch.write_text(json.dumps(entries), encoding="utf-8")
 
 

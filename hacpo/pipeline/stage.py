@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from hacpo import config, schema
 from hacpo import settings as settings_of
+from hacpo.durability import flushing
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
 from hacpo.layout import Layout, partition
 from hacpo.pipeline.launching import LineProgress
@@ -196,6 +197,7 @@ def open_stage(
     lock_name = "-".join(filter(None, [name, f"{step:04d}", agent]))
     held = session.driver or out is not None or launched() or not leads()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(flushing(pipeline.settings.disk.fsync))
         if not held:
             stack.enter_context(stage_lock(pipeline.layout, lock_name))
         if isinstance(session.progress, ConsoleProgress):

@@ -1,0 +1,45 @@
+"""DVC's copies and moves, flushed to the disk: it flushes nothing, so what it puts in its cache could be empty after a
+power cut, beneath a lock that says otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hacpo.durability import flush
+
+
+@contextmanager
+def flushed_copies() -> Iterator[set[Path]]:
+    """Have DVC (dvc_objects 5) flush every file before it gets its name, while the block runs.
+
+    Yields:
+        The folders that got names; filled as DVC works. They are for the caller to flush (`durability.flush_names`).
+    """
+    from dvc_objects.fs import local
+
+    module: Any = local
+    copyfile, move = module.copyfile, module.move
+    folders: set[Path] = set()
+
+    def flushed_copyfile(source: str, target: str, *arguments: Any, **options: Any) -> None:
+        copyfile(source, target, *arguments, **options)
+        _flushed(target, target)
+
+    def flushed_move(source: str, target: str) -> None:
+        _flushed(source, target)
+        move(source, target)
+
+    def _flushed(path: str, target: str) -> None:
+        if os.path.isfile(path):
+            flush(Path(path))
+        folders.add(Path(os.path.abspath(target)).parent)
+
+    module.copyfile, module.move = flushed_copyfile, flushed_move
+    try:
+        yield folders
+    finally:
+        module.copyfile, module.move = copyfile, move
