@@ -38,7 +38,7 @@ def finished(sandbox: Sandbox, last: str) -> Iterator[Problem]:
     """
     for process in processes.orphans(str(sandbox.folder), _ORPHAN_SECONDS):
         yield Problem("orphan", processes.describe(process))
-    ways = drivers(sandbox.kind)
+    ways = drivers(sandbox.kind, jobs=1)
     nothing_to_do = (ways["repro"], "up to date") if last == "run" else (ways["run"], "everything is done already")
     for kind, what in sandbox.golden.differences(sandbox.root, RUN):
         yield Problem(kind, what)

@@ -5,6 +5,7 @@ A trial is the life of one run: killed some times on its way, then finished by e
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import time
@@ -14,6 +15,7 @@ from . import checks, processes
 from .frame import Bench, Part, Trial
 from .sandbox import PIPELINE, STEPS, Ended, Sandbox, Template, drivers, hacpo
 from .watching import IS_AVAILABLE, Watch
+from .zygote import FORKED_STAGES
 
 TARGETS = {
     "anything": ("", 400),
@@ -54,10 +56,10 @@ class Kill:
 
 def run(bench: Bench) -> None:
     """Lives of runs, until there were enough kills."""
-    template = Template(bench.work / "template").make()
     bench.tally.planned = bench.kills
-    enough = (number for number in itertools.count() if bench.tally.counts["kills"] < bench.kills)
-    bench.spread(lambda trial: _Life(trial, template).live(), enough)
+    enough = itertools.takewhile(lambda _: bench.tally.counts["kills"] < bench.kills, itertools.count())
+    with Template(bench.work / "template").make() as template:
+        bench.spread(lambda trial: _Life(trial, template).live(), enough)
 
 
 class _Life:
@@ -65,7 +67,7 @@ class _Life:
         self._trial, self._dice = trial, trial.dice
         kind = self._dice.choice(["kept", "pruned"])
         self._sandbox: Sandbox = template.copy(trial.folder, kind, self._dice.randrange(STEPS))
-        self._drivers = drivers(kind)
+        self._kind = kind
 
     def live(self) -> None:
         """Be killed some times, come to the end, and be compared."""
@@ -74,7 +76,17 @@ class _Life:
             if self._enough() or self._attack(("run", "repro")[turn % 2], self._kill()) or trial.problems:
                 break
         if not trial.problems:
-            self._finish(self._dice.choice(["run", "repro"]))
+            self._finish(self._dice.choice(["run", "run", "repro"]))
+
+    def _start(self, command: list[str]) -> processes.Started:
+        """As a new interpreter that starts new ones now and then; forks mostly, which are at work at once."""
+        if self._dice.random() < 0.15:
+            return dataclasses.replace(self._sandbox, zygote=None).start(command)
+        return self._sandbox.start(command, **{FORKED_STAGES: "1"})
+
+    def _command(self, way: str) -> list[str]:
+        """Agents side by side in processes of their own now and then; alone they need no new interpreter."""
+        return drivers(self._kind, jobs=self._dice.choice([1, 1, 1, 1, 2]))[way]
 
     def _enough(self) -> bool:
         bench = self._trial.bench
@@ -94,8 +106,8 @@ class _Life:
 
     def _attack(self, way: str, kill: Kill) -> bool:
         """Start a driver, and kill; returns whether the run came to its end before."""
-        command = self._drivers[way]
-        with Watch(self._sandbox.root) as watch, self._sandbox.start(command) as started:
+        command = self._command(way)
+        with Watch(self._sandbox.root) as watch, self._start(command) as started:
             hit = self._wait(kill, watch, started)
             struck = started.process.poll() is None and self._strike(kill.mode, started)
             if struck:
@@ -182,7 +194,7 @@ class _Life:
             self._problems_of(mended)
             if mended.code != 0:
                 self._trial.find("refused", f"repair: exit code {mended.code}: {mended.output[-500:]}")
-        again = self._sandbox.call(self._drivers[way])
+        again = self._sandbox.call(self._command(way), **{FORKED_STAGES: "1"})
         self._problems_of(again)
         if again.code != 0:
             self._trial.find("wedge", f"{way}: exit code {again.code}, on the second try: {again.output[-1500:]}")
@@ -196,7 +208,7 @@ class _Life:
     def _finish(self, way: str) -> None:
         """Go to the end, and compare."""
         checks.age(self._sandbox.root)
-        ended = self._sandbox.call(self._drivers[way])
+        ended = self._sandbox.call(self._command(way), **{FORKED_STAGES: "1"})
         self._problems_of(ended)
         if not self._went_well(way, ended):
             return

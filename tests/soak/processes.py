@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from .zygote import Fork, Zygote
+
 MARK = "HACPO_SOAK_SANDBOX"
 """Environment variable that every process of a sandbox inherits."""
 
@@ -21,7 +23,7 @@ MARK = "HACPO_SOAK_SANDBOX"
 class Started:
     """A command at work, in a session of its own."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Fork
     log: Path
     begins: int
     """Where in the log its output begins."""
@@ -42,7 +44,8 @@ class Started:
 
     def kill_alone(self) -> None:
         """Only itself."""
-        self.process.kill()
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def below(self) -> list[psutil.Process]:
@@ -56,16 +59,26 @@ class Started:
         return self.log.read_bytes()[self.begins :].decode(errors="replace")
 
 
-def start(command: Sequence[str], root: Path, log: Path, environment: Mapping[str, str], mark: str) -> Started:
-    """Start a command; its output is added to the log."""
+def start(
+    command: Sequence[str],
+    root: Path,
+    log: Path,
+    environment: Mapping[str, str],
+    mark: str,
+    zygote: Zygote | None = None,
+) -> Started:
+    """Start a command, as a fork of `zygote` if it can be one; its output is added to the log."""
+    environment = {**environment, MARK: mark}
     with log.open("ab") as file:
         file.write(f"\n$ {' '.join(command)}\n".encode())
         file.flush()
         begins = file.tell()
+        if zygote is not None:
+            return Started(zygote.start(command, root, log, environment), log, begins)
         process = subprocess.Popen(
             command,
             cwd=root,
-            env={**environment, MARK: mark},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -75,10 +88,12 @@ def start(command: Sequence[str], root: Path, log: Path, environment: Mapping[st
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """Living processes of a sandbox."""
+    """Living processes of a sandbox: by what they inherited, forks of another's by where they work."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+            if process.status() != psutil.STATUS_ZOMBIE and (
+                process.environ().get(MARK) == mark or f"{process.cwd()}/".startswith(f"{mark}/")
+            ):
                 yield process
 
 

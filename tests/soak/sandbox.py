@@ -10,12 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import processes
 from .golden import Golden
+from .zygote import Zygote, is_for
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "small"
@@ -74,11 +76,11 @@ def dvc(*words: str) -> list[str]:
     return [sys.executable, "-m", "dvc", *words]
 
 
-def drivers(kind: str) -> dict[str, list[str]]:
+def drivers(kind: str, jobs: int = 2) -> dict[str, list[str]]:
     """The two ways to go on with a run, as docs/retention.md gives them."""
     missing = ["--allow-missing"] if kind == "pruned" else []
     return {
-        "run": hacpo("run", PIPELINE, "--jobs", "2"),
+        "run": hacpo("run", PIPELINE, "--jobs", str(jobs)),
         "repro": dvc("repro", *missing, f"{PIPELINE}/dvc.yaml"),
     }
 
@@ -90,6 +92,8 @@ class Sandbox:
     folder: Path
     kind: str
     golden: Golden
+    zygote: Zygote | None = None
+    """What forks commands; without one they are new interpreters."""
 
     @property
     def root(self) -> Path:
@@ -105,9 +109,9 @@ class Sandbox:
         """Start a command in a session of its own."""
         temporary = self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
-        return processes.start(
-            command, self.root, self.log, environment() | {"TMPDIR": str(temporary)} | variables, mark=str(self.folder)
-        )
+        all_variables = environment() | {"TMPDIR": str(temporary)} | variables
+        zygote = self.zygote if is_for(command) else None
+        return processes.start(command, self.root, self.log, all_variables, str(self.folder), zygote)
 
     def call(self, command: Sequence[str], minutes: float = _MINUTES, **variables: str) -> Ended:
         """Run a command to its end."""
@@ -137,6 +141,20 @@ class Template:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._golden: dict[str, Golden] = {}
+        self._zygotes: dict[int, Zygote] = {}
+
+    def __enter__(self) -> Template:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for zygote in self._zygotes.values():
+            zygote.close()
+
+    def zygote(self) -> Zygote:
+        """One of the calling thread's own."""
+        if threading.get_ident() not in self._zygotes:
+            self._zygotes[threading.get_ident()] = Zygote(self.folder, environment())
+        return self._zygotes[threading.get_ident()]
 
     def make(self, kinds: Sequence[str] = tuple(KINDS)) -> Template:
         """Make the models and the undisturbed runs.
@@ -160,12 +178,14 @@ class Template:
         (project / ".dvc" / "config").write_text(_DVC)
         shutil.copy(ROOT / ".dvcignore", project / ".dvcignore")
         shutil.copytree(self.folder / "models", project / "models")
-        self._must(Sandbox(base / "0", kind, Golden()), hacpo("plan", PIPELINE))
+        self._must(Sandbox(base / "0", kind, Golden(), self.zygote()), hacpo("plan", PIPELINE))
         for step in range(1, STEPS + 1):
             shutil.copytree(base / str(step - 1), base / str(step), symlinks=True)
             until = [] if step == STEPS else ["--until", str(step)]
-            self._must(Sandbox(base / str(step), kind, Golden()), [*drivers(kind)["run"], *until])
-        finished = Sandbox(base / str(STEPS), kind, Golden())
+            self._must(
+                Sandbox(base / str(step), kind, Golden(), self.zygote()), [*drivers(kind, jobs=1)["run"], *until]
+            )
+        finished = Sandbox(base / str(STEPS), kind, Golden(), self.zygote())
         status = finished.call(dvc("status")).output
         self._golden[kind] = Golden.of(finished.root, RUN, status)
 
@@ -178,7 +198,7 @@ class Template:
     def copy(self, folder: Path, kind: str, steps: int = 0) -> Sandbox:
         """A sandbox of which so many steps are done."""
         shutil.copytree(self.folder / kind / str(steps) / "project", folder / "project", symlinks=True)
-        return Sandbox(folder, kind, self._golden[kind])
+        return Sandbox(folder, kind, self._golden[kind], self.zygote())
 
 
 def _make_models(folder: Path) -> None:
