@@ -34,7 +34,8 @@ def self_first(place_b: Ints, source_b: Ints, learner: int) -> Ints:
         learner: the learner's number.
     """
     block_b = np.where(source_b == learner, -1, source_b)
-    return np.lexsort((np.arange(len(place_b)), place_b, block_b))
+    order_b: Ints = np.lexsort((np.arange(len(place_b)), place_b, block_b))  # numpy 2.3 types it as Any
+    return order_b
 
 
 def balanced(place_b: Ints, source_b: Ints, length_b: Ints, learner: int, ranks: int) -> Ints:

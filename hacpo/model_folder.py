@@ -7,7 +7,6 @@ anybody's file on to whoever gets the checkpoint.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.errors import ModelError
+from hacpo.text_files import load_json
 from hacpo.weights import WEIGHT_SUFFIXES, holds_adapter
 
 MODEL_FILES = (
@@ -112,7 +112,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
         ModelError: it holds no mapping.
     """
     try:
-        content = json.loads(file.read_bytes()) if file.is_file() else {}
+        content = load_json(file) if file.is_file() else {}
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):

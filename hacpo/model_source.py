@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.errors import ArtifactError
+from hacpo.text_files import load_json
 
 STARTED_FROM = "started_from.json"
 """In every checkpoint of an agent that started from the hub: `{"hub": owner/name, "commit": 40 hexadecimal digits}`."""
@@ -62,7 +63,7 @@ def read_started_from(folder: Path) -> tuple[str, str] | None:
     if not path.is_file():
         return None
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = load_json(path)
     except (OSError, ValueError, RecursionError):
         content = None
     repository, commit = (content.get("hub"), content.get("commit")) if isinstance(content, Mapping) else (None, None)

@@ -5,7 +5,6 @@ The files are read as JSON and compared; no tokenizer library is needed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from hacpo.errors import ModelError
 from hacpo.model_folder import read_mapping
+from hacpo.text_files import parse_json
 
 _ADDED = "added_tokens.json"
 _VOCABULARIES = (
@@ -92,7 +92,7 @@ def _by_version(folder: Path) -> dict[str, bytes]:
 
 def _tokenizer(file: Path, content: bytes) -> _Tokenizer:
     try:
-        spec: Json = json.loads(content)
+        spec: Json = parse_json(content)
         # Older versions of the library write fewer of the model's options, and a merge as "a b", not as ["a", "b"].
         model = {
             key: value

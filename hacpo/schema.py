@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from hacpo.durability import make_folders, put_in_place
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
+from hacpo.text_files import parse_json
 
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _LOGPROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
@@ -476,4 +477,4 @@ def read_metadata(path: Path) -> dict[str, Any]:
     named = {
         key.decode().removeprefix("hacpo."): value.decode() for key, value in raw.items() if key.startswith(b"hacpo.")
     }
-    return {**named, "settings": json.loads(named.get("settings", "{}"))}
+    return {**named, "settings": parse_json(named.get("settings", "{}"))}

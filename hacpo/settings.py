@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from hacpo.config import INHERITED, RECIPES, AgentSettings, Settings, merged
 from hacpo.errors import SettingsError
+from hacpo.text_files import YamlError, load_yaml, parse_yaml
 
 _START = tuple(f"agents.{{agent}}.{name}" for name in AgentSettings.model_fields if name not in INHERITED)
 """What an agent starts from: all that is said of it but how it is asked and how it samples."""
@@ -146,11 +147,8 @@ def _patched(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def _read_yaml(path: Path, extended_by: Path | None) -> dict[str, Any]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        raw = load_yaml(path)
     except FileNotFoundError:
         if extended_by is not None:
             raise SettingsError("extends a file that is not there", where=extended_by, found=path) from None
@@ -159,11 +157,9 @@ def _read_yaml(path: Path, extended_by: Path | None) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise SettingsError(f"cannot be read: {error.strerror}", where=path) from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "not readable as YAML"
-        line = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise SettingsError(f"not valid YAML: {problem}", where=line) from None
+    except YamlError as error:
+        where = f"{path}:{error.line}" if error.line else path
+        raise SettingsError(f"not valid YAML: {error}", where=where) from None
     if not isinstance(raw, dict):
         raise SettingsError("expected a mapping of settings", where=path, found=type(raw).__name__)
     return raw
@@ -229,9 +225,6 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
     Raises:
         SettingsError: the file or an override is not usable.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     raw = read_params(path)
     for override in overrides:
         key, sign, text = (part.strip() for part in override.partition("="))
@@ -244,8 +237,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
             if not isinstance(node, dict):
                 raise SettingsError(f"{part!r} is a value, not a block", where=f"--set {override}")
         try:
-            value = YAML(typ="safe", pure=True).load(text)
-        except YAMLError:
+            value = parse_yaml(text)
+        except YamlError:
             raise SettingsError("the value is not valid YAML", where=f"--set {override}") from None
         # A block is merged key by key, as under `extends`.
         both = isinstance(value, dict) and isinstance(node.get(leaf), dict)

@@ -7,12 +7,12 @@ reads it, and `ADAPTER_BASE`, which says which folder holds the base and what it
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from hacpo.errors import ArtifactError, ModelError
+from hacpo.text_files import load_json
 
 _CHUNK = 1 << 22
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -92,7 +92,7 @@ def base_of(folder: Path) -> tuple[Path, str]:
     """
     path = folder / ADAPTER_BASE
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = load_json(path)
         base, policy = content["folder"], content["policy"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         base = policy = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
 from hacpo.pipeline.stage import Stage, open_stage
 from hacpo.processes import launched, place
+from hacpo.text_files import load_json
 from hacpo.updates import Row
 
 
@@ -204,7 +204,7 @@ def _launched(stage: Stage, folder: Path, out: Path | None, limit: int | None, o
     stage.session.free_models()
     settings = stage.pipeline.settings
     launch(settings, stage.pipeline.root, arguments, stage.session.progress, stage.title)
-    written = json.loads(stage.outputs.metrics("update", stage.step, stage.agent).read_text(encoding="utf-8"))
+    written = load_json(stage.outputs.metrics("update", stage.step, stage.agent))
     stage.policy = written.pop("policy", None)
     stage.metrics |= written | {"processes": settings.launcher.world_size}
     stage.summary = f"{_summary(stage)}, {settings.launcher.world_size} processes"

@@ -65,13 +65,12 @@ def test_no_password_stands_in_a_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "http://127.evil.example:8000", "http://localhost.example"])
-def test_a_key_goes_over_no_plain_connection(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_goes_over_no_plain_connection(url: str) -> None:
     from hacpo.config import EngineSettings
     from hacpo.engines.vllm_server import VllmServer
 
-    monkeypatch.setenv("VLLM_API_KEY", "hunter2")
     with pytest.raises(ModelError, match="plain http") as refused:
-        VllmServer(url, "ada", Path("models/ada"), EngineSettings(), eos_token_ids=[1])
+        VllmServer(url, "ada", Path("models/ada"), EngineSettings(), eos_token_ids=[1], key="hunter2")
     assert "hunter2" not in str(refused.value)
 
 

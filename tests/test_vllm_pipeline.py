@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
 import polars as pl
 import pytest
+from ruamel.yaml import YAML
 
 from conftest import SHARED, Cli, environment, make_project
 from tokenizer_kinds import write_tokenizer
@@ -219,6 +221,24 @@ def test_a_server_draws_the_same_rollouts_and_is_checked_like_an_engine_of_our_o
         )
         return result.code, result.err
 
+    # Its key is in no command line and in no line that it prints; without it, nothing but its health is told.
+    entry = YAML(typ="safe", pure=True).load(Path("pipelines/real/servers.yaml"))["qwen"]
+    key_file = Path("pipelines/real", entry["key_file"])
+    key = key_file.read_text().strip()
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    commands = subprocess.run(["ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
+    assert "hacpo.engines.server_key.KeyRequired" in commands
+    assert key not in commands
+    load = {"method": "hacpo_facts", "args": [""]}
+    with httpx2.Client(base_url=entry["url"], trust_env=False, timeout=60) as client:
+        for path in ("/collective_rpc", "/sleep", "/wake_up", "/reset_prefix_cache", "/pause", "/v1/completions"):
+            assert client.post(path, json=load).status_code == 401
+            assert client.post(path, json=load, headers={"Authorization": f"Bearer {key}x"}).status_code == 401
+        assert [client.get(path).status_code for path in ("/server_info", "/metrics", "/docs")] == [401] * 3
+        assert client.get("/health").status_code == 200
+        answer = client.post("/collective_rpc", json=load, headers={"Authorization": f"Bearer {key}"})
+        assert (answer.status_code, answer.json()["results"][0]["finds"]) == (200, False)
+
     # The server starts with the newest weights, those after step 2; steps 2 and 1 need older ones.
     for step in (2, 1):
         assert generate(step) == (0, "")
@@ -238,8 +258,9 @@ def test_a_server_draws_the_same_rollouts_and_is_checked_like_an_engine_of_our_o
     assert "Restart `hacpo serve` for qwen (http://127.0.0.1:" in said
 
     # Ctrl-C ends it, and everything it started.
-    address = urlsplit(Path("pipelines/real/servers.yaml").read_text().split(": ")[1])
+    address = urlsplit(entry["url"])
     served.send_signal(signal.SIGINT)
     assert served.wait(60) == 0
+    assert not key_file.exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=5)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from hacpo.audit.run import AuditRun
 from hacpo.config import AdapterSettings
+from hacpo.text_files import load_json
 from hacpo.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_FILES, ADAPTER_WEIGHTS, adapter_config
 
 _BY_ARCHITECTURE = {"target_modules", "fan_in_fan_out"}
@@ -44,7 +44,7 @@ def check_adapter(run: AuditRun, folder: Path, agent: str, settings: AdapterSett
 def _compare(run: AuditRun, path: Path, wanted: dict[str, Any], free: set[str]) -> None:
     """Every key of a JSON file; those that are `free` must be there and may say anything."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_json(path)
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from hacpo.audit.adapters import check_adapter
 from hacpo.audit.run import AuditRun
 from hacpo.errors import ArtifactError
 from hacpo.model_source import COMMIT, STARTED_FROM, hub_repository, read_started_from
+from hacpo.text_files import load_json, parse_json
 from hacpo.weights import ADAPTER_FILES, is_weights, optimizer_files
 
 _HEADER_LENGTH = 8
@@ -99,7 +99,7 @@ def _updates_before(first: Path) -> int:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return load_json(path)
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -110,7 +110,7 @@ def _check_safetensors(run: AuditRun, path: Path) -> None:
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(_HEADER_LENGTH), "little")
-            header = json.loads(stream.read(length if length <= size else 0))
+            header = parse_json(stream.read(length if length <= size else 0))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         wanted = _HEADER_LENGTH + length + max(ends, default=0)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from hacpo.audit.tables import Content, differences, read, stage_settings
 from hacpo.config import Settings
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
+from hacpo.text_files import load_json
 
 Row = dict[str, Any]
 
@@ -66,7 +66,7 @@ def open_run(pipeline: Pipeline) -> AuditRun:
         run.find("settings", path, expected="the resolved settings", found="no such file")
         return run
     try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
+        recorded = load_json(path)
     except (OSError, ValueError, RecursionError) as error:
         run.find("settings", path, expected="JSON", found=str(error)[:120])
         return run

@@ -18,6 +18,7 @@ from typing import Any
 from hacpo.audit.run import AuditRun
 from hacpo.layout import Layout
 from hacpo.pipeline.plan import rendered
+from hacpo.text_files import YamlError, load_json, load_yaml, parse_yaml, read_text
 
 CHECK = "lock"
 """Name of the invariant in every finding of this module."""
@@ -176,22 +177,16 @@ def check_locks(run: AuditRun) -> None:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def _yaml(text: str) -> Any:
-    from ruamel.yaml import YAML
-
-    return YAML(typ="safe", pure=True).load(text)
-
-
 def _read_lock(path: Path) -> tuple[dict[str, Any], str]:
     """Stage -> entry of a dvc.lock (empty where there is none), and what is wrong with it."""
-    from ruamel.yaml.error import YAMLError
-
     if not path.is_file():
         return {}, ""
     try:
-        stages = _yaml(path.read_text(encoding="utf-8"))["stages"]
-    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
-        return {}, f"no YAML: {str(error).splitlines()[0][:80]}"
+        stages = load_yaml(path)["stages"]
+    except OSError as error:
+        return {}, f"no readable file: {error.strerror}"
+    except YamlError as error:
+        return {}, f"no YAML: {str(error)[:80]}"
     except (KeyError, TypeError):
         return {}, "no `stages`"
     return (stages, "") if isinstance(stages, dict) else ({}, "no `stages`")
@@ -215,7 +210,7 @@ def _entry(lock: Path, name: str, entry: Mapping[str, Any]) -> tuple[list[_Recor
 
 def _declared(text: str) -> dict[str, _Declared]:
     """Stage -> what a stamped dvc.yaml declares of it; its only templates are `${step}`, `${prev}`, `${item.agent}`."""
-    content = _yaml(text)
+    content = parse_yaml(text)
     variables = {f"${{{key}}}": str(value) for item in content.get("vars", ()) for key, value in item.items()}
     stages = {}
     for name, entry in content["stages"].items():
@@ -255,7 +250,7 @@ def _compare_plan(run: AuditRun, path: Path, text: str) -> None:
     """A dvc.yaml against what params.yaml gives."""
     note = "`hacpo plan` stamps it from params.yaml"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError):
         run.find(CHECK, path, expected="a stamped dvc.yaml", found="no readable file", note=note)
         return
@@ -296,7 +291,7 @@ def _compare_entry(
 def _compare_parameters(run: AuditRun, recorded: Mapping[str, list[tuple[Path, str, Any]]]) -> None:
     """Parameters in the locks against settings.json: the odd one out is the one that is named."""
     try:
-        settings = json.loads(run.layout.settings.read_text(encoding="utf-8"))
+        settings = load_json(run.layout.settings)
     except (OSError, ValueError, RecursionError):
         return  # the check of the settings says so
     for key, entries in recorded.items():
@@ -415,7 +410,7 @@ def _cached_manifest(root: Path, md5: str) -> dict[str, str] | None:
     if not md5.endswith(".dir") or not path.is_file():
         return None
     try:
-        return {item["relpath"]: item["md5"] for item in json.loads(path.read_bytes())}
+        return {item["relpath"]: item["md5"] for item in load_json(path)}
     except (ValueError, TypeError, KeyError):
         return None  # what it says would be checked anyway
 

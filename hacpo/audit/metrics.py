@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping
 
 from hacpo.audit.run import AuditRun
+from hacpo.text_files import load_json
 
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
 """Of a number computed again in another order of additions."""
@@ -34,7 +34,7 @@ def check_metrics(
         run.find("metrics", path, expected="a metrics file beside the stage's tables", found="no such file")
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_json(path)
     except (OSError, ValueError, RecursionError) as error:
         run.find("metrics", path, expected="JSON", found=str(error)[:120])
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from hacpo.audit.rows import Rows
 from hacpo.audit.run import AuditRun
 from hacpo.audit.traces import check_trace
 from hacpo.pipeline.plan import evaluated
+from hacpo.text_files import load_json
 
 
 @dataclass
@@ -172,7 +172,7 @@ def _check_policy(run: AuditRun, step: int, agent: str) -> None:
     policy = run.policy(step, agent) if pruned is None else pruned.policy
     path = run.layout.metrics("update" if step else "warmup", step, agent)
     try:
-        noted = json.loads(path.read_text(encoding="utf-8"))["policy"]
+        noted = load_json(path)["policy"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # what is no metrics file is a finding of other checks; runs made by earlier versions note no hash
     if policy is not None and noted != policy:

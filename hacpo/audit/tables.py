@@ -17,6 +17,7 @@ from hacpo import schema
 from hacpo import settings as settings_of
 from hacpo.audit.run import AuditRun
 from hacpo.layout import partition
+from hacpo.text_files import parse_json
 
 STAGE_OF = {
     "problems": "prepare",
@@ -156,7 +157,7 @@ def _check_settings(run: AuditRun, shard: Path, text: str, wanted: Mapping[str, 
     if text == json.dumps(wanted, sort_keys=True, ensure_ascii=False):
         return
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except (ValueError, RecursionError):
         run.find("metadata", shard, column="hacpo.settings", expected="JSON", found=text[:80])
         return

@@ -23,6 +23,7 @@ from hacpo.engines.checkpoint import storage_errors
 from hacpo.errors import ArtifactError, ModelError, SettingsError
 from hacpo.model_folder import why_unloadable
 from hacpo.seeds import derive_seed
+from hacpo.text_files import load_json
 from hacpo.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config, policy_hash
 
 _NAME = "default"  # PEFT's, of a model's only adapter
@@ -184,8 +185,8 @@ def load_adapter(model: Any, folder: Path) -> None:
 
     _require_peft(folder)
     try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        base = json.loads((folder / ADAPTER_BASE).read_text(encoding="utf-8"))
+        config = load_json(folder / ADAPTER_CONFIG)
+        base = load_json(folder / ADAPTER_BASE)
         _inject(model, config)
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         parameters = _parameters(model)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hacpo.config import EngineSettings
 from hacpo.engines.tokenizers import ChatTokenizer
+from hacpo.servers import Server
 from hacpo.weights import whole_model
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class ModelCache:
     def __init__(self) -> None:
         self._models: dict[str, tuple[tuple[str, str, str], Any]] = {}
         self._tokenizers: dict[str, ChatTokenizer] = {}
-        self._residents: dict[str, tuple[tuple[EngineSettings, str | None], Resident]] = {}
+        self._residents: dict[str, tuple[tuple[EngineSettings, Server | None], Resident]] = {}
 
     def model(self, agent: str, folder: Path, settings: EngineSettings) -> tuple[Any, str]:
         """The model of a checkpoint folder and its policy hash."""
@@ -63,11 +64,11 @@ class ModelCache:
         """Remember a model whose weights were just saved under this policy hash."""
         self._models[agent] = (_key(policy, settings), model.eval())
 
-    def resident(self, agent: str, settings: EngineSettings, server: str | None = None) -> Resident:
+    def resident(self, agent: str, settings: EngineSettings, server: Server | None = None) -> Resident:
         """The agent's vLLM engine, whatever weights it holds just now; not started if there was none.
 
         Args:
-            server: URL of the server that it is; None: in this process.
+            server: the server that it is; None: in this process.
         """
         from hacpo.engines.resident import Resident
 
@@ -92,14 +93,14 @@ class ModelCache:
         return self._tokenizers[key]
 
 
-def _starter(agent: str, settings: EngineSettings, server: str | None) -> Start:
+def _starter(agent: str, settings: EngineSettings, server: Server | None) -> Start:
     """What starts the agent's vLLM engine, here or by connecting to a server."""
 
     def start(folder: Path, eos_token_ids: Sequence[int]) -> Reloadable:
         if server is not None:
             from hacpo.engines.vllm_server import VllmServer
 
-            return VllmServer(server, agent, folder, settings, eos_token_ids=eos_token_ids)
+            return VllmServer(server.url, agent, folder, settings, eos_token_ids=eos_token_ids, key=server.key)
         from hacpo.engines.vllm import VllmEngine
 
         return VllmEngine(folder, settings, eos_token_ids=eos_token_ids)

@@ -19,7 +19,7 @@ from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.engines.transformers import TransformersEngine
 from hacpo.errors import MissingInputError
 from hacpo.processes import leads
-from hacpo.servers import server_url
+from hacpo.servers import server_of
 from hacpo.weights import policy_hash, whole_model
 
 
@@ -110,7 +110,7 @@ def open_engine(
     server = None
     if samples_with_vllm(settings):
         if settings.name == "vllm_server":
-            server = server_url(pipeline, agent)
+            server = server_of(pipeline, agent)
         check_vllm(whole_model(folder), settings, None if server else this_machine())
     tokenizer, model, policy = open_model(models, agent, folder, settings, made_by)
     scorer = TransformersEngine(

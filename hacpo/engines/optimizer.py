@@ -3,7 +3,6 @@ processes can take up again."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from hacpo.engines.policy import like, whole
 from hacpo.errors import ArtifactError
 from hacpo.processes import leads
 from hacpo.schema import write_json
+from hacpo.text_files import load_json
 from hacpo.weights import optimizer_files, optimizer_name
 
 FILE_BYTES = 4 << 30
@@ -127,7 +127,7 @@ class Optimizer:
             ArtifactError: damaged, or of another model.
         """
         try:
-            self.updates_done = int(json.loads((folder / "state.json").read_text())["updates_done"])
+            self.updates_done = int(load_json(folder / "state.json")["updates_done"])
             files = _files_by_key(folder) if leads() else {}
 
             def read(key: str, parameter: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ its worker, and responses count only if the same ticket is still there after the
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,10 +26,7 @@ from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, 
 from hacpo.engines.refusals import model_config
 from hacpo.engines.vllm import finish_reason, sampling_fields
 from hacpo.errors import ModelError
-from hacpo.servers import keeps_secrets
-
-KEY_VARIABLE = "VLLM_API_KEY"
-"""vLLM's own name for the key that a server was started with."""
+from hacpo.servers import KEY_VARIABLE, keeps_secrets
 
 ATTEMPTS = 4
 """Tries of a request whose connection failed, 1, 2 and 4 seconds apart: requests are seeded, so another try is safe."""
@@ -50,24 +46,31 @@ class VllmServer:
         folder: model folder to load first; the server reads it itself, from a file system that both see.
         settings: what the server must sample with; `batch_size` requests are under way at once.
         eos_token_ids: tokens that end a response.
+        key: what the server asks for; sent over https or to this machine only.
 
     Raises:
         ModelError: nothing listens there, or a server that cannot be used, in one line with the remedy.
     """
 
     def __init__(
-        self, url: str, agent: str, folder: Path, settings: EngineSettings, *, eos_token_ids: Sequence[int]
+        self,
+        url: str,
+        agent: str,
+        folder: Path,
+        settings: EngineSettings,
+        *,
+        eos_token_ids: Sequence[int],
+        key: str | None = None,
     ) -> None:
         self.url = url
         self.remedy = f"restart `hacpo serve` for {agent} ({url})"
         self.longest = 0
         self._agent, self._settings, self._eos = agent, settings, list(eos_token_ids)
         self._ticket = ""
-        key = os.environ.get(KEY_VARIABLE)
         if key and not keeps_secrets(url):
             raise self._error(
-                f"is reached over plain http, where anybody on the way could read the key in {KEY_VARIABLE}",
-                "use https, or an SSH tunnel from 127.0.0.1, or unset the variable",
+                "is reached over plain http, where anybody on the way could read its key",
+                f"use https, or an SSH tunnel from 127.0.0.1, or a server without a key (then unset {KEY_VARIABLE})",
             )
         self._options: dict[str, Any] = {
             "base_url": url,
@@ -240,7 +243,8 @@ class VllmServer:
         """What an answer other than 200 means, and what helps."""
         said = " ".join(response.text.split())
         if response.status_code == 401:
-            return self._error("wants a key", f"set {KEY_VARIABLE} to the one it was started with")
+            remedy = f"name its key_file in servers.yaml as `hacpo serve` says, or set {KEY_VARIABLE}"
+            return self._error("wants another key" if self._options["headers"] else "wants a key", remedy)
         if response.status_code in (404, 405) and not path.startswith("/v1"):
             return self._error(f"has no {path.partition('?')[0]}: vLLM's development mode is off", self.remedy)
         if "has no attribute 'hacpo_" in said:

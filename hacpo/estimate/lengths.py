@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from hacpo.config import DataSet, PromptSettings, Settings
 from hacpo.errors import DataError
 from hacpo.importing.known import KNOWN
 from hacpo.layout import Layout
+from hacpo.text_files import load_json
 
 BYTES_PER_TOKEN = 2.8
 """UTF-8 bytes a token of MATH's training problems in Qwen3's vocabulary: 2.79 on average, 2.61 for the longest."""
@@ -163,7 +163,7 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
 def _metrics(layout: Layout, stage: str, agent: str, steps: int) -> Iterator[dict[str, Any]]:
     for step in range(steps + 1):
         try:
-            found = json.loads(layout.metrics(stage, step, agent).read_text(encoding="utf-8"))
+            found = load_json(layout.metrics(stage, step, agent))
         except (OSError, ValueError):
             continue  # not done yet; a damaged file is the audit's business
         if isinstance(found, dict) and "seconds" in found:

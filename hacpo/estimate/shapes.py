@@ -7,7 +7,6 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 from hacpo.config import AdapterSettings, TinySettings
 from hacpo.context_length import context_length
 from hacpo.errors import ModelError
+from hacpo.text_files import load_json, parse_json
 
 TINY_VOCABULARY = {"characters": 102, "numbers_words": 199, "digits_words": 58}
 """Tokens of the vocabularies that tiny agents are made with (`hacpo.engines.tiny`, which needs torch to be asked)."""
@@ -187,7 +187,7 @@ def from_folder(folder: Path) -> ModelShape:
     """
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = load_json(path)
     except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, Mapping):
@@ -203,7 +203,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, int]]:
     """(name, elements) of every tensor, from the file's header: 8 bytes of its length, then JSON."""
     try:
         with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+            header = parse_json(stream.read(int.from_bytes(stream.read(8), "little")))
         yield from ((name, math.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
     except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
         raise ModelError("damaged weights: its header cannot be read", where=file) from None

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hacpo.errors import SettingsError
+from hacpo.text_files import YamlError, load_yaml
 
 SHIPPED = Path(__file__).with_name("throughput.yaml")
 
@@ -115,15 +116,13 @@ def choose(table: dict[str, Hardware], name: str) -> Hardware:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     try:
-        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path)
     except OSError as error:
         raise SettingsError(f"cannot be read: {(error.strerror or str(error)).lower()}", where=path) from None
-    except (YAMLError, UnicodeDecodeError):
-        raise SettingsError("not valid YAML", where=path) from None
+    except YamlError as error:
+        where = f"{path}:{error.line}" if error.line else path
+        raise SettingsError(f"not valid YAML: {error}", where=where) from None
     if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
         raise SettingsError("expected hardware names, each with its numbers", where=path, remedy="see docs/estimate.md")
     return {str(name): entry for name, entry in content.items()}

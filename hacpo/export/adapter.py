@@ -13,6 +13,7 @@ from hacpo.errors import ArtifactError, SettingsError
 from hacpo.export.folder import is_exported
 from hacpo.model_folder import copy_file
 from hacpo.model_source import read_started_from
+from hacpo.text_files import load_json, parse_json
 from hacpo.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, holds_adapter
 
 
@@ -67,9 +68,9 @@ def _read(checkpoint: Path, *, alone: bool, base: str | None) -> AdapterFacts:
     started = read_started_from(checkpoint)
     path = checkpoint / ADAPTER_WEIGHTS
     try:
-        config = json.loads((checkpoint / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        config = load_json(checkpoint / ADAPTER_CONFIG)
         content = path.read_bytes()
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return AdapterFacts(
             rank=config["r"],
             alpha=config["lora_alpha"],
@@ -105,7 +106,7 @@ def export_adapter(checkpoint: Path, target: Path, facts: AdapterFacts, engine: 
     for file in sorted(checkpoint.iterdir()):
         if is_exported(file) and file.name not in (ADAPTER_BASE, ADAPTER_CONFIG):
             copy_file(file, target / file.name)
-    config = json.loads((checkpoint / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    config = load_json(checkpoint / ADAPTER_CONFIG)
     config |= {"base_model_name_or_path": facts.base} | ({"revision": facts.revision} if facts.revision else {})
     text = json.dumps(config, indent=2, sort_keys=True)
     (target / ADAPTER_CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hacpo.errors import DataError, MissingInputError
+from hacpo.text_files import parse_json
 
 Rows = list[dict[str, Any]]
 
@@ -66,7 +66,7 @@ def _json(path: Path) -> Rows:
 
 def _parsed(text: str, where: object) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError as error:
         raise DataError(f"not valid JSON: {error}", where=where) from None
 

@@ -6,7 +6,6 @@ warm-up holds. The new one is recorded in DVC from the files and settings as the
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -25,6 +24,7 @@ from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress
 from hacpo.pipeline.workers import Workers
+from hacpo.text_files import load_json
 
 _EXTENDS = re.compile(r"^extends:[ \t]*(['\"]?)([^'\"#\n]+?)\1[ \t]*(#.*)?$", re.MULTILINE)
 
@@ -85,7 +85,7 @@ def _current_starts(source: Pipeline, books: Books) -> list[str]:
 def _same_start(source: Pipeline, agent: str) -> bool:
     """Whether params.yaml says of the agent's warm-up what the run's files were made with."""
     try:
-        before = json.loads(source.layout.settings.read_text(encoding="utf-8"))
+        before = load_json(source.layout.settings)
         was, now = (settings_of.leaves(tree) for tree in (before, settings_of.dump(source.settings)))
     except (OSError, ValueError, AttributeError):
         return False

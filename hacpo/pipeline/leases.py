@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hacpo.errors import BusyError
+from hacpo.text_files import parse_json
 
 BEAT_SECONDS = 5.0
 """How often a holder touches its file."""
@@ -82,9 +83,9 @@ def look(folder: Path, name: str) -> Found | None:
 
 
 def _read(path: Path) -> Found:
-    text, beat, number = path.read_text(encoding="utf-8"), path.stat().st_mtime, _number(path)
+    content, beat, number = path.read_bytes(), path.stat().st_mtime, _number(path)
     try:
-        holder = Holder(**json.loads(text))
+        holder = Holder(**parse_json(content.decode()))
     except (ValueError, TypeError):
         return Found(number, None, beat, local=False, gone=False)
     local = holder.system == _system() and not _is_hidden(holder.process)

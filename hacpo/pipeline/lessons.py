@@ -7,12 +7,12 @@ files that stages have left; it decides no file, so no stage depends on what it 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from hacpo.measure import measure
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import ranges
+from hacpo.text_files import load_json
 
 _ZERO_STEPS = 3
 """An agent may well earn nothing in a step or two; from here on it is worth a word."""
@@ -121,7 +121,7 @@ def _earned_nothing(pipeline: Pipeline, step: int, agent: str) -> bool:
 def _metrics(pipeline: Pipeline, stage: str, step: int, name: str) -> dict[str, float]:
     """A stage's numbers; none where they are not there, or not readable (the audit and the report refuse those)."""
     try:
-        found = json.loads(pipeline.layout.metrics(stage, step, name).read_text(encoding="utf-8"))
+        found = load_json(pipeline.layout.metrics(stage, step, name))
     except (OSError, ValueError):
         return {}
     return {k: v for k, v in found.items() if isinstance(v, int | float)} if isinstance(found, dict) else {}

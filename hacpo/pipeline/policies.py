@@ -9,7 +9,6 @@ that were drawn from the checkpoint do.
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hacpo import schema
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
 from hacpo.pipeline.project import Pipeline
+from hacpo.text_files import load_json
 from hacpo.weights import policy_files, policy_hash
 
 
@@ -99,7 +99,7 @@ def _sampled_policy(rollouts: Path) -> str | None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = load_json(path)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -8,7 +8,6 @@ audit still compares with the rollouts that were drawn from them.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from hacpo import durability, schema
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
 from hacpo.retention import kept_steps, rule_text
+from hacpo.text_files import load_json
 from hacpo.weights import policy_hash
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read_record(layout: Layout) -> dict[str, dict[int, Pruned]]:
         ArtifactError: the record is damaged.
     """
     try:
-        raw = json.loads(layout.pruned.read_text(encoding="utf-8"))
+        raw = load_json(layout.pruned)
         return {
             agent: {
                 int(step): Pruned(str(entry["policy"]), int(entry["bytes"]), str(entry["rule"]))

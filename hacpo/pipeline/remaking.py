@@ -22,6 +22,7 @@ from hacpo.pipeline.order import command_of
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import checkpoints_there, mebibytes, ranges
 from hacpo.pipeline.status import disk_bytes
+from hacpo.text_files import load_json
 
 _SURE = ("warmup", "generate", "side_generate", "update")
 """Stages whose settings change what is trained. Of the others (prompts, verdicts, pool, advantages) the files tell."""
@@ -49,7 +50,7 @@ class Remaking:
             RemakeError: stages that train, or sample what is learned from, read something that has changed.
         """
         try:
-            before = json.loads(self.pipeline.layout.settings.read_text(encoding="utf-8"))
+            before = load_json(self.pipeline.layout.settings)
             changes = _changes(before, settings_of.dump(self.pipeline.settings))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return  # a first run, or a file that is made anew
@@ -120,6 +121,6 @@ def _digest(content: object) -> str:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return load_json(path)
     except (OSError, ValueError):
         return None

@@ -16,6 +16,7 @@ from hacpo.errors import ArtifactError, BusyError, HacpoError
 from hacpo.pipeline import rwlock
 from hacpo.pipeline.project import Pipeline
 from hacpo.schema import refused
+from hacpo.text_files import parse_yaml, read_text
 
 if TYPE_CHECKING:
     from hacpo.pipeline.bookkeeping import Books
@@ -121,20 +122,18 @@ def _looks_wrong(pipeline: Pipeline, folder: Path) -> bool:
 def _is_cut_off(path: Path) -> bool:
     """Whether DVC would refuse a dvc.lock, and not because of a merge (`ArtifactError`)."""
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
     from voluptuous import Invalid
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         if _CONFLICT.search(text):
             raise ArtifactError(
                 "holds conflicts of a merge",
                 where=path,
                 remedy="settle them (`git checkout --ours` or `--theirs`), then repeat the command",
             )
-        COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe", pure=True).load(text))
-    except (YAMLError, UnicodeDecodeError, Invalid):
+        COMPILED_LOCKFILE_SCHEMA(parse_yaml(text))
+    except (ValueError, Invalid):
         return True
     return False
 

@@ -21,6 +21,7 @@ from hacpo.durability import flushing
 from hacpo.errors import BusyError
 from hacpo.pipeline.locks import has_flock
 from hacpo.schema import atomic
+from hacpo.text_files import load_json
 
 Entry = dict[str, Any]
 """`pid` and `cmd` of a process."""
@@ -82,7 +83,7 @@ def read(path: Path) -> tuple[dict[str, Any] | None, float]:
     """The entries in a file, `{"write": {path: entry}, "read": {path: [entry]}}` (None if it was cut off), and when it
     was written, in seconds since 1970."""
     try:
-        found, written = json.loads(path.read_text(encoding="utf-8")), path.stat().st_mtime
+        found, written = load_json(path), path.stat().st_mtime
     except FileNotFoundError:
         return {}, 0.0
     except ValueError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +22,8 @@ from hacpo.errors import MissingInputError, ModelError, SettingsError
 from hacpo.layout import Layout
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
+from hacpo.schema import atomic
+from hacpo.servers import KEYS, key_of_environment
 from hacpo.weights import whole_model
 
 START_SECONDS = 1800.0
@@ -48,8 +52,47 @@ def newest_checkpoint(pipeline: Pipeline, agent: str) -> tuple[int, Path]:
     )
 
 
-def server_command(folder: Path, agent: str, settings: EngineSettings, host: str, port: int) -> list[str]:
-    """The command that starts vLLM's OpenAI server on a model folder, as `hacpo.engines.vllm_server` wants it."""
+@contextlib.contextmanager
+def issued_key(folder: Path, agent: str, port: int) -> Iterator[tuple[str, str | None]]:
+    """The key that a server is to ask for, and the file that holds it, relative to the pipeline's folder; None where
+    the key is the user's own, in `VLLM_API_KEY`. The file is its owner's alone and goes when the block is left.
+
+    Raises:
+        SettingsError: the user's key cannot be sent in a header.
+        StorageError: the file cannot be written.
+    """
+    if (given := key_of_environment()) is not None:
+        yield given, None
+        return
+    key, path = secrets.token_urlsafe(32), folder / KEYS / f"{agent}-{port}"
+    with atomic(path.with_name(".gitignore")) as scratch:
+        scratch.write_text("*\n", encoding="utf-8")
+    with atomic(path) as scratch, open(scratch, "x", encoding="ascii", opener=_private) as file:
+        file.write(key + "\n")
+    try:
+        yield key, path.relative_to(folder).as_posix()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def entry_of(agent: str, url: str, key_file: str | None) -> str:
+    """The line of `servers.yaml` for a server, without its key."""
+    return f"{agent}: {url}" if key_file is None else f"{agent}: {{url: {json.dumps(url)}, key_file: {key_file}}}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def server_command(
+    folder: Path, agent: str, settings: EngineSettings, host: str, port: int, *, guarded: bool = True
+) -> list[str]:
+    """The command that starts vLLM's OpenAI server on a model folder, as `hacpo.engines.vllm_server` wants it.
+
+    Args:
+        guarded: whether the server asks for the key in its environment (`hacpo.engines.server_key`).
+    """
+    from hacpo.engines.server_key import MIDDLEWARE
     from hacpo.engines.vllm import command_line, engine_arguments
 
     arguments = {
@@ -60,6 +103,7 @@ def server_command(folder: Path, agent: str, settings: EngineSettings, host: str
         **engine_arguments(settings),
         "data_parallel_size": settings.vllm.data_parallel,
         "uvicorn_log_level": "warning",
+        "middleware": MIDDLEWARE if guarded else None,
     }
     return [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", *command_line(arguments)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import resource
 import sys
 import time
@@ -25,6 +24,7 @@ from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress, Session
 from hacpo.processes import launched, leads
+from hacpo.text_files import load_json
 
 if TYPE_CHECKING:
     from hacpo.engines.tokenizers import ChatTokenizer
@@ -267,7 +267,7 @@ def check_resolved(pipeline: Pipeline) -> None:
     if not path.is_file():
         raise MissingInputError("the resolved settings are missing", where=path, remedy=f"run `{command}`")
     try:
-        resolved = json.loads(path.read_text(encoding="utf-8"))
+        resolved = load_json(path)
     except ValueError:
         raise ArtifactError("not readable as JSON", where=path, remedy=f"run `{command}`") from None
     if resolved != settings_of.dump(pipeline.settings):

@@ -18,6 +18,7 @@ from hacpo.pipeline.policies import holds_others
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import checkpoints_there, mebibytes, ranges, read_record
 from hacpo.retention import best_step
+from hacpo.text_files import load_json
 
 
 def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[str, str, Path]]:
@@ -84,7 +85,7 @@ def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
     total: dict[str, float] = {}
     for step in range(pipeline.settings.steps + 1):
         path = pipeline.layout.metrics(stage, step, agent)
-        for key, value in (json.loads(path.read_text()) if path.is_file() else {}).items():
+        for key, value in (load_json(path) if path.is_file() else {}).items():
             if isinstance(value, int | float):
                 total[key] = total.get(key, 0) + value
     return total
@@ -110,7 +111,7 @@ def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
     if not path.is_file():
         return []
     try:
-        before = settings_of.leaves(json.loads(path.read_text(encoding="utf-8")))
+        before = settings_of.leaves(load_json(path))
     except ValueError:
         return [f"{path} is not readable"]
     now = settings_of.leaves(settings_of.dump(pipeline.settings))

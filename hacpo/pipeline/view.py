@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.text import Text
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.status import result
 from hacpo.retention import best_step
+from hacpo.text_files import load_json
 
 _QUIET_SECONDS = 15.0
 """Without a terminal, slow stages say how far they are this often."""
@@ -131,7 +131,7 @@ class RunView:
 
     def _metrics(self, stage: str, step: int, agent: str) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self._pipeline.layout.metrics(stage, step, agent).read_text())
+            found: dict[str, Any] = load_json(self._pipeline.layout.metrics(stage, step, agent))
         except (OSError, ValueError):
             return {}
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from hacpo.evaluations import change, estimate, read_values
 from hacpo.layout import Layout
 from hacpo.metrics import Estimate, Series
 from hacpo.retention import best_step
+from hacpo.text_files import load_json
 
 Curve = dict[int, float]
 """Step -> value."""
@@ -236,7 +236,7 @@ def _read_metrics(
                 if not path.is_file():
                     continue
                 try:
-                    values = json.loads(path.read_text(encoding="utf-8"))
+                    values = load_json(path)
                     metrics[stage, step, name] = {key: float(value) for key, value in values.items() if key != "policy"}
                 except (ValueError, TypeError, AttributeError):
                     raise ArtifactError(

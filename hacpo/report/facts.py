@@ -20,6 +20,7 @@ from hacpo.context_length import context_length
 from hacpo.errors import ArtifactError
 from hacpo.layout import Layout
 from hacpo.model_source import read_started_from
+from hacpo.text_files import load_json, parse_json
 
 _LONGEST_HEADER = 1 << 27
 
@@ -81,7 +82,7 @@ def run_settings(layout: Layout, otherwise: Settings) -> Settings:
     if not layout.settings.is_file():
         return otherwise
     try:
-        raw = json.loads(layout.settings.read_text(encoding="utf-8"))
+        raw = load_json(layout.settings)
         _reorder(raw["agents"], raw.pop("agent_names", []))
         _reorder(raw["evaluation"]["benchmarks"], otherwise.evaluation.benchmarks)
     except (ValueError, AttributeError, KeyError, TypeError):
@@ -111,7 +112,7 @@ def _agent(layout: Layout, steps: int, name: str, agent: AgentSettings) -> Agent
     if folder is None:
         return AgentFacts(name, origin, agent.tiny.architecture if agent.tiny else None)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = load_json(folder / "config.json")
         parameters = sum(_parameters(path) for path in sorted(folder.glob("*.safetensors")))
     except (ValueError, OSError, struct.error, KeyError, TypeError) as error:
         raise ArtifactError(f"a damaged config or weights file: {error}"[:160], where=folder) from None
@@ -149,7 +150,7 @@ def _parameters(weights: Path) -> int:
         (length,) = struct.unpack("<Q", stream.read(8))
         if length > _LONGEST_HEADER:
             raise ValueError(f"{weights.name} has no safetensors header")
-        header = json.loads(stream.read(length))
+        header = parse_json(stream.read(length))
     return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 

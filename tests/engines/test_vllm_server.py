@@ -6,6 +6,7 @@ tests/test_vllm_pipeline.py talks to a real one.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -25,7 +26,7 @@ from hacpo.engines.base import SamplingParameters, SamplingRequest
 from hacpo.engines.vllm_server import VllmServer
 from hacpo.errors import DataError, ModelError, SettingsError
 from hacpo.pipeline import serving
-from hacpo.servers import server_url
+from hacpo.servers import KEY_VARIABLE, Server, server_of, server_url
 
 EOS = [1]
 SETTINGS = EngineSettings(name="vllm_server", batch_size=3)
@@ -39,6 +40,8 @@ class Stub:
         self.url = ""
         self.models = ["ada"]
         self.key: str | None = None
+        self.guards = "/v1"
+        """Where the key is asked for: vLLM's own rule, or everywhere."""
         self.facts: dict[str, Any] = {
             "ticket": "",
             "dtype": "float32",
@@ -58,7 +61,7 @@ class Stub:
         self.lock = threading.Lock()
 
     def answer(self, path: str, body: dict[str, Any], key: str) -> tuple[int, Any]:
-        if self.key is not None and path.startswith("/v1") and key != f"Bearer {self.key}":
+        if self.key is not None and path.startswith(self.guards) and key != f"Bearer {self.key}":
             return 401, {"error": "Unauthorized"}
         if path in self.answers:
             return self.answers[path]
@@ -84,7 +87,7 @@ class Stub:
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """A server on this machine; `stub.url` is where."""
-    monkeypatch.delenv(vllm_server.KEY_VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # must not be asked
     state = Stub()
 
@@ -126,8 +129,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
         server.shutdown()
 
 
-def connect(stub: Stub) -> VllmServer:
-    return VllmServer(stub.url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS)
+def connect(stub: Stub, key: str | None = None) -> VllmServer:
+    return VllmServer(stub.url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, key=key)
 
 
 def test_everything_that_says_how_to_sample_is_sent(stub: Stub) -> None:
@@ -182,7 +185,7 @@ def test_every_copy_is_probed(stub: Stub) -> None:
     ("change", "says"),
     [
         ({"models": ["bo"]}, "the vLLM server serves bo. Name the server of ada in servers.yaml"),
-        ({"key": "secret"}, "the vLLM server wants a key. Set VLLM_API_KEY"),
+        ({"key": "secret"}, "the vLLM server wants a key. Name its key_file in servers.yaml"),
         (
             {"answers": {"/server_info?config_format=json": (404, {})}},
             "has no /server_info: vLLM's development mode is off",
@@ -226,10 +229,85 @@ def test_a_server_for_shorter_sequences_is_refused_and_one_for_longer_ones_is_no
         connected(tmp_path, None)
 
 
-def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub.key = "secret"
-    monkeypatch.setenv(vllm_server.KEY_VARIABLE, "secret")
-    assert connect(stub).longest == 64
+def test_the_key_of_the_environment_or_of_the_file_that_the_entry_names_goes_with_every_request(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.key, stub.guards = "secret", "/"
+    servers = tmp_path / "servers.yaml"
+    servers.write_text(f"ada: {stub.url}")
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    assert connect(stub, server_of(tmp_path, "ada").key).longest == 64
+
+    monkeypatch.setenv(KEY_VARIABLE, "that of another server")
+    (tmp_path / ".keys").mkdir()
+    (tmp_path / ".keys/ada-8000").write_text("secret\n")
+    servers.write_text(f"ada: {{url: '{stub.url}', key_file: .keys/ada-8000}}")
+    server = server_of(tmp_path, "ada")
+    assert connect(stub, server.key).sample([SamplingRequest([5], 0)], PARAMETERS)[0].token_ids == [5, 1]
+    assert "secret" not in repr(server)
+    with pytest.raises(ModelError, match="wants another key"):
+        connect(stub, "that of yesterday")
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        (".keys/none", "there is no such file, so the server has ended (found .keys/none). Start `hacpo serve "),
+        ("../private", "is no file of the pipeline's folder"),
+        ("link", "is no file of the pipeline's folder"),
+        ("/etc/hostname", "is no file of the pipeline's folder"),
+        ("pipe", "cannot be read: not a regular file"),
+        ("folder", "cannot be read: Is a directory"),
+        ("words", "is no key (expected 1 to 4096 ASCII characters without spaces)"),
+        ("5", "is no file of the pipeline's folder"),
+    ],
+)
+def test_a_file_that_is_no_key_is_sent_nowhere(tmp_path: Path, named: str, says: str) -> None:
+    folder = tmp_path / "pipeline"
+    (folder / "folder").mkdir(parents=True)
+    (tmp_path / "private").write_text("hunter2")
+    (folder / "link").symlink_to(tmp_path / "private")
+    (folder / "words").write_text("two words")
+    os.mkfifo(folder / "pipe")
+    (folder / "servers.yaml").write_text(f"ada: {{url: https://example.com, key_file: {named}}}")
+    with pytest.raises(SettingsError) as refused:
+        server_of(folder, "ada")
+    assert says in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    assert "two words" not in str(refused.value)
+
+
+def test_serve_issues_a_key_that_its_owner_alone_can_read_and_git_does_not_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with serving.issued_key(tmp_path, "ada", 8000) as (key, file):
+        assert file == ".keys/ada-8000"
+        assert (tmp_path / file).read_text() == f"{key}\n"
+        assert (tmp_path / file).stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / ".keys/.gitignore").read_text() == "*\n"
+        line = serving.entry_of("ada", "http://127.0.0.1:8000", file)
+        assert key not in line
+        (tmp_path / "servers.yaml").write_text(line)
+        assert server_of(tmp_path, "ada") == Server("http://127.0.0.1:8000", key)
+        with serving.issued_key(tmp_path, "ada", 8001) as (other, _):
+            assert other != key
+    assert not (tmp_path / ".keys/ada-8000").exists()
+
+    monkeypatch.setenv(KEY_VARIABLE, "mine")
+    with serving.issued_key(tmp_path, "ada", 8000) as issued:
+        assert issued == ("mine", None)
+    monkeypatch.setenv(KEY_VARIABLE, "no key")
+    with pytest.raises(SettingsError, match="VLLM_API_KEY: is no key"), serving.issued_key(tmp_path, "ada", 8000):
+        pass
+
+
+def test_the_command_that_starts_vllm_holds_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "hunter2")
+    command = serving.server_command(tmp_path, "ada", SETTINGS, "127.0.0.1", 8000)
+    assert command[command.index("--middleware") + 1] == "hacpo.engines.server_key.KeyRequired"
+    assert "hunter2" not in " ".join(command)
+    assert "--middleware" not in serving.server_command(tmp_path, "ada", SETTINGS, "::1", 8000, guarded=False)
 
 
 def test_responses_of_weights_that_somebody_else_loaded_do_not_count(stub: Stub) -> None:
@@ -312,6 +390,6 @@ def test_serve_says_what_is_missing(project: Path, cli: Cli, monkeypatch: pytest
         refused = cli("serve", "pipelines/small", "--agent", "ada", "--port", port)
     assert (refused.code, f"127.0.0.1:{port}: cannot listen there" in refused.error) == (2, True)
 
-    monkeypatch.setattr(serving, "server_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(serving, "server_command", lambda *_, **__: [sys.executable, "-c", "raise SystemExit(3)"])
     ended = cli("serve", "pipelines/small", "--agent", "ada", "--port", port)
     assert (ended.code, "the vLLM server ended at its start, with exit code 3" in ended.error) == (6, True)

@@ -1,0 +1,147 @@
+"""Text, JSON and YAML of files that may be anything: pipes, folders, other encodings, nesting without end.
+
+Every function here raises OSError where a path cannot be read, and ValueError where its content is not what it should
+be; the message fits behind `cannot be read: ` or `not valid YAML: `.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+DEEPEST = 100
+"""Levels of lists and mappings within each other; nothing here needs ten."""
+
+MOST_REPEATED = 100_000
+"""Values that the aliases of a YAML file may stand for in all: nine lines of nine aliases make 400 million of one."""
+
+
+class YamlError(ValueError):
+    """Text that is no YAML, or more than a file of settings is.
+
+    Attributes:
+        line: where, counted from 1; None if that is not known.
+    """
+
+    def __init__(self, problem: str, line: int | None = None) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+def read_bytes(path: Path) -> bytes:
+    """A regular file's content; a pipe or a device, which could be waited for without end, is refused.
+
+    Raises:
+        OSError: it cannot be read; `strerror` says why.
+    """
+    # Opening a pipe without O_NONBLOCK waits for somebody to write to it.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """A regular file's text.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is no text of this encoding.
+    """
+    return read_bytes(path).decode(encoding)
+
+
+def load_json(path: Path) -> Any:
+    """A JSON file's content.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no UTF-8, or no JSON.
+    """
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value that JSON text stands for.
+
+    Raises:
+        ValueError: it is no JSON, or nested more deeply than Python reads.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def load_yaml(path: Path) -> Any:
+    """A YAML file's content.
+
+    Raises:
+        OSError: it cannot be read.
+        YamlError: it is no UTF-8, or no YAML.
+    """
+    try:
+        text = read_text(path)
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise YamlError(f"no UTF-8 text ({error.reason})", line) from None
+    return parse_yaml(text)
+
+
+def parse_yaml(text: str) -> Any:
+    """The value that YAML 1.2 text stands for: numbers, texts, lists and mappings, no other objects.
+
+    Raises:
+        YamlError: it is no YAML, is nested more than `DEEPEST` levels, or its aliases stand for more than
+            `MOST_REPEATED` values or for themselves.
+    """
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _bounded_composer()
+    try:
+        return yaml.load(text)
+    except Exception as error:  # beside its own errors, those of int() and datetime() over a stranger's numbers
+        mark = getattr(error, "problem_mark", None)
+        said = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise YamlError(str(said), None if mark is None else mark.line + 1) from None
+
+
+def _bounded_composer() -> Any:
+    """ruamel's composer, which counts: all is bounded before a value is made, merge keys included."""
+    from ruamel.yaml.composer import Composer, ComposerError
+    from ruamel.yaml.events import AliasEvent
+
+    class Bounded(Composer):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._depth = self._nodes = self._repeated = 0
+            self._sizes: dict[int, int] = {}
+            """Values below every node that is complete."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.parser.peek_event()
+            before = self._nodes
+            self._depth += 1
+            if self._depth > DEEPEST:
+                raise ComposerError(None, None, f"nested more than {DEEPEST} levels deep", event.start_mark)
+            node = super().compose_node(parent, index)
+            self._depth -= 1
+            if isinstance(event, AliasEvent):
+                if id(node) not in self._sizes:
+                    raise ComposerError(None, None, "an alias stands for what it is a part of", event.start_mark)
+                self._nodes += self._sizes[id(node)]
+                self._repeated += self._sizes[id(node)]
+                if self._repeated > MOST_REPEATED:
+                    problem = f"its aliases stand for more than {MOST_REPEATED} values"
+                    raise ComposerError(None, None, problem, event.start_mark)
+            else:
+                self._nodes += 1
+                self._sizes[id(node)] = self._nodes - before
+            return node
+
+    return Bounded
