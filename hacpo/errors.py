@@ -36,6 +36,7 @@ class HacpoError(Exception):
         if remedy:
             line = f"{line.rstrip('.')}. {remedy[:1].upper()}{remedy[1:]}"
         super().__init__(harmless(" ".join(line.split())))
+        self.where = where
 
 
 def harmless(text: str) -> str:
@@ -102,7 +103,7 @@ class RemakeError(HacpoError):
 
 
 class StorageError(HacpoError):
-    """The disk refused a write; nothing was left half-written. `reason` is the system's word for it."""
+    """The disk, or the system, refused a file; nothing was left half-written. `reason` is the system's word for it."""
 
     exit_code = 8
 

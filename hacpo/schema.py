@@ -8,7 +8,6 @@ resolved settings that the stage reads). Data pages carry checksums, so a flippe
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -21,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hacpo.durability import make_folders, put_in_place
-from hacpo.errors import ArtifactError, MissingInputError, StorageError
+from hacpo.errors import ArtifactError, HacpoError, MissingInputError, StorageError
+from hacpo.storage import refusal, refused
 from hacpo.text_files import parse_json
 
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
@@ -245,38 +245,46 @@ def atomic(path: Path) -> Iterator[Path]:
         StorageError: the disk is full or refuses the write.
     """
     scratch = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    retired = scratch.with_name(f"{scratch.name}-old")
     try:
         make_folders(path.parent)
         for stale in path.parent.glob(f".{path.name}.tmp-*"):
             remove(stale)
         yield scratch
-        retired = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
         put_in_place(scratch, path, retired)
-        remove(retired)
-    except OSError as error:
-        remove(scratch)
-        if error.errno in _REFUSALS:
-            raise refused(path, os.strerror(error.errno or 0).lower()) from None
-        raise
     except StorageError as error:  # of a write inside this one: name what the user knows
-        remove(scratch)
+        _undo(path, scratch, retired)
         raise refused(path, error.reason) from None
-    except BaseException:
-        remove(scratch)
+    except HacpoError:
+        _undo(path, scratch, retired)
         raise
+    except Exception as error:
+        _undo(path, scratch, retired)
+        if refusal(error) is None and not _is_arrows(error):
+            raise
+        raise refused(path, error) from None
+    except BaseException:
+        _undo(path, scratch, retired)
+        raise
+    else:
+        remove(retired)
 
 
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+def _is_arrows(error: Exception) -> bool:
+    """Arrow forgets the system's number when a file cannot be closed."""
+    return isinstance(error, OSError) and error.errno is None
 
 
-def refused(path: Path, reason: str) -> StorageError:
-    """The error for a write that the disk refused."""
-    return StorageError(
-        f"cannot be written: {reason}",
-        where=path,
-        remedy="nothing was changed; make room or fix the permissions, then repeat the command",
-        reason=reason,
-    )
+def _undo(path: Path, scratch: Path, retired: Path) -> None:
+    """Put back what was to be replaced, and remove what was being written. Where the disk refuses this too, the next
+    try removes it."""
+    with contextlib.suppress(OSError):
+        if retired.exists():
+            if path.exists():  # in place, but not on the disk
+                path.rename(scratch)
+            retired.rename(path)
+    with contextlib.suppress(OSError):
+        remove(scratch)
 
 
 def remove(path: Path) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from hacpo.config import AdapterSettings, TinySettings
-from hacpo.engines.checkpoint import storage_errors
 from hacpo.errors import ArtifactError, ModelError, SettingsError
 from hacpo.model_folder import why_unloadable
 from hacpo.seeds import derive_seed
@@ -223,8 +222,7 @@ def write_adapter(adapter: Adapter, state: Mapping[str, torch.Tensor], target: P
     tensors = {
         _file_name(name): tensor.detach().cpu().contiguous() for name, tensor in state.items() if _is_adapters(name)
     }
-    with storage_errors():
-        save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     for name, content in ((ADAPTER_CONFIG, adapter.config), (ADAPTER_BASE, adapter.base)):
         text = json.dumps(content, indent=2, sort_keys=True)
         (target / name).write_text(text + "\n", encoding="utf-8")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from hacpo.errors import ArtifactError, ModelError
 from hacpo.model_folder import copy_file, model_files
 from hacpo.weights import ADAPTER_FILES, base_of, holds_adapter, is_weights, policy_hash
 
-__all__ = ["copy_model_folder", "load_model", "policy_hash", "resolve_device", "save_model", "storage_errors"]
+__all__ = ["copy_model_folder", "load_model", "policy_hash", "resolve_device", "save_model"]
 
 
 def resolve_device(settings: EngineSettings) -> torch.device:
@@ -110,8 +108,7 @@ def save_model(model: Any, target: Path, like: Path, weights: Mapping[str, torch
     if adapter is not None:
         write_adapter(adapter, model.state_dict() if weights is None else weights, target)
     else:
-        with storage_errors():
-            model.save_pretrained(str(target), state_dict=None if weights is None else dict(weights))
+        model.save_pretrained(str(target), state_dict=None if weights is None else dict(weights))
         for file in target.iterdir():
             if not is_weights(file):
                 file.unlink()
@@ -126,17 +123,3 @@ def save_model(model: Any, target: Path, like: Path, weights: Mapping[str, torch
     for file in target.iterdir():
         if is_weights(file) or file.name in ADAPTER_FILES:
             file.chmod(readable)  # safetensors makes files that only their owner may read
-
-
-@contextlib.contextmanager
-def storage_errors() -> Iterator[None]:
-    """Turn safetensors' own error for a refused write ("... (os error 28)") into the OSError that it was."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from None

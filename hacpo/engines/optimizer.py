@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from hacpo.config import OptimizerSettings
-from hacpo.engines.checkpoint import storage_errors
 from hacpo.engines.policy import like, whole
 from hacpo.errors import ArtifactError
 from hacpo.processes import leads
@@ -113,8 +112,7 @@ class Optimizer:
             if folder is None:
                 continue
             path = folder / optimizer_name(number, len(files))
-            with storage_errors():
-                save_file(tensors, path)
+            save_file(tensors, path)
             path.chmod(0o644)
         if folder is not None:
             # Every random choice is derived from the seed and its place in the run: there is no RNG state to keep.

@@ -22,6 +22,7 @@ from hacpo import schema
 from hacpo.config import EngineSettings
 from hacpo.engines.base import OnProgress, SampledResponse, Sampler, SamplingParameters, SamplingRequest
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
+from hacpo.storage import refused
 from hacpo.support import to_column, to_rows
 
 _BLOCK = schema.Table(
@@ -104,7 +105,7 @@ def _save(path: Path, responses: Sequence[SampledResponse]) -> None:
     try:
         schema.write_table(path, _BLOCK, schema.to_arrow(_BLOCK, columns), run="")
     except StorageError as error:
-        raise schema.refused(path.parent, error.reason) from None  # whose name says more than a digest
+        raise refused(path.parent, error.reason) from None  # whose name says more than a digest
 
 
 def _saved(path: Path, count: int) -> list[SampledResponse] | None:

@@ -18,7 +18,8 @@ from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline import rwlock
 from hacpo.pipeline.flushing import flushed_copies
 from hacpo.pipeline.leases import lease
-from hacpo.schema import atomic, refused, remove
+from hacpo.schema import atomic, remove
+from hacpo.storage import refusal, refused
 
 _GIVE_BACK_SECONDS = 10.0
 
@@ -101,8 +102,10 @@ class Books:
                     self._claim.take()
                 yield
         except (OSError, sqlite3.Error) as error:
-            raise refused(Path(self.repo.root_dir) / ".dvc", str(error)) from None
+            raise refused(_place(error, self.repo.root_dir), error) from None
         except DvcException as error:
+            if refusal(error) is not None:
+                raise refused(_place(error, self.repo.root_dir), error) from None
             raise ArtifactError(f"DVC refuses: {error}", where=self.repo.root_dir) from None
         finally:
             self.repo.lock.unlock()
@@ -115,7 +118,9 @@ class Books:
             try:
                 self.repo.lock.lock()
                 return
-            except LockError:
+            except LockError as error:
+                if refusal(error) is not None:  # it is not held: it cannot be
+                    raise refused(self._tmp, error) from None
                 if time.monotonic() > deadline:
                     raise BusyError(
                         "another DVC command holds this project",
@@ -332,6 +337,12 @@ class Books:
         )
         with atomic(path) as scratch:
             scratch.write_text(dumps_yaml(content), encoding="utf-8")
+
+
+def _place(error: BaseException, root: str) -> Path:
+    """What the disk refused, if it is known, else DVC's folder."""
+    found = refusal(error)
+    return Path(os.path.relpath(found.path)) if found is not None and found.path else Path(root) / ".dvc"
 
 
 def _check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = None) -> Any:  # noqa: ARG001

@@ -14,6 +14,7 @@ from hacpo.pipeline import crashes
 from hacpo.pipeline.orphans import die_with_parent, left_by_dvc
 from hacpo.pipeline.session import Session, quiet_threads
 from hacpo.processes import launched, orphaned
+from hacpo.storage import made_plain
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -39,9 +40,6 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
             standalone_mode=False,
             obj=session,
         )
-    except HacpoError as error:
-        print(f"hacpo: error: {error}", file=sys.stderr)
-        return error.exit_code
     except typer.Exit as stop:
         return int(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
@@ -51,6 +49,9 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
             if error.format_message():
                 print(f"hacpo: error: {harmless(error.format_message())}", file=sys.stderr)
             return 2
+        if (plain := made_plain(error)) is not None:
+            print(f"hacpo: error: {plain}", file=sys.stderr)
+            return plain.exit_code
         line = crashes.record(error, sys.argv[1:] if arguments is None else arguments)
         print(f"hacpo: error: {HacpoError(line)}", file=sys.stderr)
         return crashes.EXIT_CODE

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 from hacpo.errors import BusyError
 from hacpo.layout import Layout
 from hacpo.pipeline.leases import Found, held, is_held, lease
-from hacpo.schema import refused
+from hacpo.storage import refused
 
 _BUSY = "another run works on this pipeline ({})"
 _DRIVER = "driver"
@@ -69,7 +68,7 @@ def _folder(layout: Layout) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
     except OSError as error:
-        raise refused(folder, os.strerror(error.errno or 0).lower()) from None
+        raise refused(folder, error) from None
 
 
 def _driver(folder: Path) -> Found | str:

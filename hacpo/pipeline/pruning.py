@@ -19,6 +19,7 @@ from hacpo import durability, schema
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
 from hacpo.retention import kept_steps, rule_text
+from hacpo.storage import refused
 from hacpo.text_files import load_json
 from hacpo.weights import policy_hash
 
@@ -166,7 +167,7 @@ def set_aside(checkpoint: Path) -> None:
     try:
         durability.set_aside(checkpoint, checkpoint.with_name(f".{checkpoint.name}.tmp-{os.getpid()}-pruned"))
     except OSError as error:
-        raise schema.refused(checkpoint, os.strerror(error.errno or 0).lower()) from None
+        raise refused(checkpoint, error) from None
 
 
 def remove_leftovers(layout: Layout) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hacpo.errors import ArtifactError, BusyError, HacpoError
 from hacpo.pipeline import rwlock
 from hacpo.pipeline.project import Pipeline
-from hacpo.schema import refused
+from hacpo.storage import refused
 from hacpo.text_files import parse_yaml, read_text
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def repair(pipeline: Pipeline, books: Books) -> Repairs:
         for path in _empty_folders(Path(repo.stage_cache.cache_dir)):
             made.folders += _removed(path, root, wait=True)
     except OSError as error:
-        raise refused(Path(repo.root_dir) / ".dvc", os.strerror(error.errno or 0).lower()) from None
+        raise refused(Path(error.filename or Path(repo.root_dir) / ".dvc"), error) from None
     return made
 
 

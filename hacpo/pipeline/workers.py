@@ -13,6 +13,7 @@ from typing import Any
 from hacpo.errors import HacpoError
 from hacpo.pipeline.orphans import die_with_parent
 from hacpo.pipeline.session import ProgressSink, Session, quiet_threads
+from hacpo.storage import made_plain
 
 Execute = Callable[[Sequence[str], Session], None]
 
@@ -57,9 +58,10 @@ def _serve(connection: Connection, entry: str) -> None:
 def _outcome(execute: Execute, arguments: Sequence[str], session: Session) -> tuple[str, tuple[object, ...]]:
     try:
         execute(arguments, session)
-    except HacpoError as error:
-        return "failed", (str(error), error.exit_code)
     except BaseException as error:
+        plain = made_plain(error) if isinstance(error, Exception) else None
+        if plain is not None:
+            return "failed", (str(plain), plain.exit_code)
         import traceback
 
         return "crashed", ("".join(traceback.format_exception(error)),)

@@ -1,0 +1,190 @@
+"""What a disk or the system refuses is one line with exit code 8, whoever met it, and costs nothing that was there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from soak import shim
+from soak.frame import SkippedError
+
+from conftest import Cli, contents, environment
+from hacpo.errors import ArtifactError, RewardError
+from hacpo.storage import made_plain, refusal, refused
+
+RUN = "pipelines/small"
+STEP = ["--step", "1"]
+ADA = [*STEP, "--agent", "ada"]
+
+
+def full() -> Exception:
+    return OSError(errno.ENOSPC, "No space left on device", "there")
+
+
+def of_sqlite() -> Exception:
+    try:
+        sqlite3.connect("/dev/null/none")
+    except sqlite3.Error as error:
+        return error
+    raise AssertionError("a database below a device")
+
+
+def taken_for_damage() -> Exception:
+    try:
+        try:
+            raise OSError(errno.EMFILE, "Too many open files", "weights")
+        except OSError as error:
+            raise ArtifactError(f"damaged: {error}", where="table", remedy="make it again") from None
+    except ArtifactError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (full(), "no space left on device"),
+        (Exception("No space left on device (os error 28)"), "no space left on device"),  # tokenizers
+        (of_sqlite(), "unable to open database file"),
+        (taken_for_damage(), "too many open files"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "there"), None),
+        (ValueError("line 28"), None),
+    ],
+)
+def test_what_was_refused_is_known_whoever_met_it(error: Exception, reason: str | None) -> None:
+    found = refusal(error)
+    assert (None if found is None else found.reason) == reason
+
+
+def test_an_error_that_the_machine_caused_says_so_and_another_stays_as_it_is() -> None:
+    plain = made_plain(taken_for_damage())
+    assert str(plain) == (
+        "weights: the system refuses it: too many open files. "
+        "Allow more open files (`ulimit -n`), then repeat the command"
+    )
+    assert plain is not None
+    assert plain.exit_code == 8
+    mistake = RewardError("too many")
+    assert made_plain(mistake) is mistake
+    assert made_plain(ValueError("a fault of ours")) is None
+    assert "there: cannot be written: disk quota exceeded. Nothing was changed; make room, then" in str(
+        refused(Path("there"), "disk quota exceeded")
+    )
+
+
+@pytest.mark.parametrize("command", [["verify", RUN, *ADA], ["run", RUN, "--jobs", "1"], ["audit", RUN]])
+def test_no_more_open_files_is_one_line(finished_copy: Path, cli: Cli, command: list[str]) -> None:
+    before = contents(finished_copy)
+    assert cli(*command).code == 0  # everything is imported
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+    try:
+        result = cli(*command)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(last)
+    assert result.code == 8
+    assert "too many open files. Allow more open files (`ulimit -n`)" in result.error
+    assert contents(finished_copy) == before
+
+
+# --- faults at one call, by the library of `make soak`
+# ------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing(finished_copy: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command of which one call fails."""
+    try:
+        library = shim.library()
+    except SkippedError as reason:
+        pytest.skip(str(reason))
+
+    def run(fault: shim.Fault, *command: str) -> subprocess.CompletedProcess[str]:
+        steering = shim.environment(finished_copy, names="ada,bo", fault=fault, spent=tmp_path / "spent")
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            capture_output=True,
+            text=True,
+            env={**environment(), **steering, "LD_PRELOAD": str(library)},
+            check=False,
+        )
+        assert (tmp_path / "spent").exists(), "the call was never made"
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("site", "number", "command", "says"),
+    [
+        (
+            "write artifacts/small/metrics/verify/step=#/.A.json.tmp-#",
+            errno.EIO,
+            ["stages.verify", RUN, *ADA],
+            "small/metrics/verify/step=0001/ada.json: cannot be written: input/output error. Nothing was changed",
+        ),
+        (
+            "open-new artifacts/small/verdicts/step=#/.agent=A.tmp-#/part-#.parquet",
+            errno.EMFILE,
+            ["stages.verify", RUN, *ADA],
+            "verdicts/step=0001/agent=ada: cannot be written: too many open files",
+        ),
+        (
+            "open-read artifacts/small/verdicts/step=#/agent=A/part-#.parquet",
+            errno.EIO,
+            ["stages.advantage", RUN, *STEP],
+            "the system refuses it: input/output error. Look after the disk",
+        ),
+        (
+            "rename artifacts/small/capability/step=#",
+            errno.ENOSPC,
+            ["stages.advantage", RUN, *STEP],
+            "small/capability/step=0001: cannot be written: no space left on device. Nothing was changed",
+        ),
+    ],
+)
+def test_a_call_that_fails_is_one_line_and_what_was_there_stays(
+    finished_copy: Path,
+    failing: Callable[..., subprocess.CompletedProcess[str]],
+    site: str,
+    number: int,
+    command: list[str],
+    says: str,
+) -> None:
+    """The last one fails when the folder that is to be replaced has just been renamed aside."""
+    before = contents(finished_copy)
+    operation, path = site.split(" ")
+    done = failing(shim.Fault(shim.Site(operation, path), number), *command)
+    assert done.returncode == 8, done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert contents(finished_copy) == before
+    assert not list((finished_copy / "artifacts").rglob(".*.tmp-*"))
+
+
+def test_a_lock_of_dvc_that_cannot_be_opened_is_not_waited_for(
+    finished_copy: Path, failing: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    site = shim.Site("open-write", ".dvc/tmp/lock")
+    done = failing(shim.Fault(site, errno.EROFS, lasting=True), "stages.run", RUN, "--jobs", "1")
+    assert done.returncode == 8, done.stderr
+    assert "read-only file system. " in done.stderr  # and not, after ten minutes, that another command holds it
+    assert len([line for line in done.stderr.splitlines() if "error: " in line]) == 1
+
+
+def test_an_error_of_ours_keeps_its_kind() -> None:
+    """A file without read permission may be the user's mistake: the reader's own words stay."""
+    with pytest.raises(ArtifactError) as found:
+        try:
+            raise PermissionError(errno.EACCES, "Permission denied", "table")
+        except OSError:
+            raise ArtifactError("cannot be read", where="table") from None
+    assert made_plain(found.value) is found.value
