@@ -171,3 +171,30 @@ def test_what_dvc_writes_within_a_run_is_put_in_place_whole(finished_copy: Path)
         assert handle.read() == entered  # the file that was there is untouched: another has its name
     assert "/written" in entered
     assert "/written" not in path.read_text()
+
+
+@pytest.mark.parametrize("content", [b"", bytes(200)])
+def test_what_a_power_cut_leaves_of_files_that_dvc_did_not_flush(finished_copy: Path, cli: Cli, content: bytes) -> None:
+    """Empty or zeros, under their final names: a copy of a table in the cache, an entry of the run cache, a lock."""
+    expected, cache = contents(finished_copy), Path(".dvc/cache")
+    table = next(Path("artifacts/small/verdicts/step=0001").rglob("*.parquet"))
+    (copy,) = [
+        path for path in (cache / "files").rglob("*") if path.is_file() and path.read_bytes() == table.read_bytes()
+    ]
+    entry = next(path for path in (cache / "runs").rglob("*") if path.is_file() and "hacpo pool" in path.read_text())
+    for path in (copy, entry, Path("pipelines/small/dvc.lock")):
+        path.chmod(0o644)
+        path.write_bytes(content)
+    copy.chmod(0o444)  # DVC asks nothing more of it
+    made = {path: path.stat().st_mtime_ns for path in Path("artifacts/small/verdicts").rglob("*.parquet")}
+    assert cli("repair", "pipelines/small").out.splitlines() == [
+        "small: mended what a kill left: removed pipelines/small/dvc.lock, which it had cut off; its stages are "
+        "restored or run again; removed 1 empty folder of DVC's run cache; removed 1 cut-off entry of DVC's run cache; "
+        "removed 1 empty object of DVC's cache"
+    ]
+    result = cli("run", "pipelines/small", "--jobs", "1")
+    assert result.code == 0, result.err
+    assert contents(finished_copy) == expected
+    assert copy.read_bytes() == table.read_bytes()
+    # What was whole was recorded, not made again.
+    assert {path: path.stat().st_mtime_ns for path in Path("artifacts/small/verdicts").rglob("*.parquet")} == made

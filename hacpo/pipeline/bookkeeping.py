@@ -169,6 +169,9 @@ class Books:
         with self.open():
             if self.is_current(stage, may_be_pruned=may_be_pruned):
                 return False
+            if self._lacks_only_objects(stage):
+                self._record(stage)
+                return False
             before(stage)
             restored = self._restored(stage)
             self.restored += restored
@@ -193,6 +196,14 @@ class Books:
             else:
                 self._pruned.pop(out.fs_path, None)
         return bool(current)
+
+    def _lacks_only_objects(self, stage: Any) -> bool:
+        """Whether all is there as the stage's lock says, but for copies in the cache."""
+        return (
+            not stage.changed_stage()
+            and all(self._as_recorded(dep) for dep in stage.deps)
+            and all(out.hash_info and out.exists and not out.changed_checksum() for out in stage.outs)
+        )
 
     def difference(self, stage: Any) -> str | None:
         """Why a stage would make something else than its record says, in words; None if it is not recorded, or only
@@ -239,7 +250,7 @@ class Books:
         _remove_outs(stage)
         with self._assuming_pruned(stage):
             try:
-                with self._distrusting_cache(), self._flushing():
+                with self._distrusting_cache(), self._flushing(restoring=True):
                     self.repo.stage_cache.restore(stage)
             except (RunCacheNotFoundError, DvcException):
                 return False
@@ -265,15 +276,21 @@ class Books:
                 del cache.check
 
     @contextmanager
-    def _flushing(self) -> Iterator[None]:
-        """Have on the disk what DVC writes in the block, names and all, before a lock says that it is there."""
+    def _flushing(self, *, restoring: bool = False) -> Iterator[None]:
+        """Have on the disk what DVC writes in the block, names and all, before a lock says that it is there.
+
+        Names in the run cache excepted: an entry that is not there is only not found.
+
+        Args:
+            restoring: outputs are among it, and so may be the folders that hold them.
+        """
         with flushed_copies() as folders:
             yield
         root, cache = Path(self.repo.root_dir), Path(self.repo.cache.legacy.path)
-        kept = {folder for folder in folders if folder.is_relative_to(cache)}
-        flush_names(kept, root if cache.is_relative_to(root) else cache.parent, self._flushed)
-        # What was restored may have been removed before, and the folders that hold it with it.
-        flush_names({folder for folder in folders - kept if folder.is_dir()}, root, set())
+        outside = {folder for folder in folders if not folder.is_relative_to(cache) and folder.is_dir()}
+        objects = {folder for folder in folders - outside if not folder.is_relative_to(cache / "runs")}
+        flush_names(objects, root if cache.is_relative_to(root) else cache.parent, self._flushed)
+        flush_names(outside, root, set() if restoring else outside)
 
     @contextmanager
     def _assuming_pruned(self, stage: Any) -> Iterator[None]:

@@ -19,10 +19,12 @@ def flushed_copies() -> Iterator[set[Path]]:
     Yields:
         The folders that got names; filled as DVC works. They are for the caller to flush (`durability.flush_names`).
     """
-    from dvc_objects.fs import local
+    from dvc_objects.fs import local, system
+    from dvc_objects.fs.utils import tmp_fname
 
-    module: Any = local
-    copyfile, move = module.copyfile, module.move
+    files: Any = local
+    links: Any = system
+    copyfile, move, reflink, hardlink = files.copyfile, files.move, links.reflink, links.hardlink
     folders: set[Path] = set()
 
     def flushed_copyfile(source: str, target: str, *arguments: Any, **options: Any) -> None:
@@ -33,13 +35,29 @@ def flushed_copies() -> Iterator[set[Path]]:
         _flushed(source, target)
         move(source, target)
 
+    def flushed_hardlink(source: str, target: str) -> None:
+        _flushed(source, target)
+        hardlink(source, target)
+
+    def whole_reflink(source: str, target: str) -> None:
+        """DVC makes an empty file of the final name first, and only then learns whether the filesystem can link."""
+        beside = os.path.join(os.path.dirname(target), str(tmp_fname()))
+        try:
+            reflink(source, beside)
+            _flushed(beside, target)
+            os.rename(beside, target)
+        finally:
+            Path(beside).unlink(missing_ok=True)
+
     def _flushed(path: str, target: str) -> None:
         if os.path.isfile(path):
             flush(Path(path))
         folders.add(Path(os.path.abspath(target)).parent)
 
-    module.copyfile, module.move = flushed_copyfile, flushed_move
+    files.copyfile, files.move = flushed_copyfile, flushed_move
+    links.reflink, links.hardlink = whole_reflink, flushed_hardlink
     try:
         yield folders
     finally:
-        module.copyfile, module.move = copyfile, move
+        files.copyfile, files.move = copyfile, move
+        links.reflink, links.hardlink = reflink, hardlink

@@ -4,6 +4,7 @@ record, or a copy that was never put in place."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import time
@@ -40,15 +41,21 @@ class Repairs:
     rwlock: bool = False
     folders: int = 0
     temporary: int = 0
+    entries: int = 0
+    objects: int = 0
 
     def __str__(self) -> str:
         """In one line; empty if there was nothing."""
         parts = [f"removed {path}, which it had cut off; its stages are restored or run again" for path in self.locks]
         if self.rwlock:
             parts.append(".dvc/tmp/rwlock begun anew")
-        for count, what in ((self.folders, "empty folder"), (self.temporary, "temporary file")):
-            where = " of DVC's run cache" if what == "empty folder" else " of DVC"
-            parts += [f"removed {count} {what}{'s' if count > 1 else ''}{where}"] if count else []
+        for count, one, several, where in (
+            (self.folders, "empty folder", "empty folders", "DVC's run cache"),
+            (self.temporary, "temporary file", "temporary files", "DVC"),
+            (self.entries, "cut-off entry", "cut-off entries", "DVC's run cache"),
+            (self.objects, "empty object", "empty objects", "DVC's cache"),
+        ):
+            parts += [f"removed {count} {one if count == 1 else several} of {where}"] if count else []
         return f"mended what a kill left: {'; '.join(parts)}" if parts else ""
 
 
@@ -62,7 +69,8 @@ def repair(pipeline: Pipeline, books: Books) -> Repairs:
 
     Mended are: a dvc.lock cut off while DVC rewrote it, or its list of readers and writers (DVC then refuses every
     command); folders of the run cache without a file (DVC fails on them, on every try); temporary files in the run's
-    artifacts and in the cache.
+    artifacts and in the cache. And what a power cut leaves of files that DVC has not flushed: objects of the cache, and
+    entries of the run cache, that are empty or zeros.
 
     Raises:
         StorageError: the disk refuses.
@@ -81,6 +89,10 @@ def repair(pipeline: Pipeline, books: Books) -> Repairs:
             made.temporary += _removed(path, root)
         for path in _temporary(Path(repo.stage_cache.cache_dir)):
             made.temporary += _removed(path, root, wait=True)
+        for path in _cut_off_entries(Path(repo.stage_cache.cache_dir)):
+            made.entries += _removed(path, root, wait=True)
+        for path in _empty_objects(Path(repo.cache.repo.path)):
+            made.objects += _removed(path, root)
         for path in _empty_folders(Path(repo.stage_cache.cache_dir)):
             made.folders += _removed(path, root, wait=True)
     except OSError as error:
@@ -143,6 +155,29 @@ def _empty_folders(run_cache: Path) -> Iterator[Path]:
     for key in run_cache.glob("*/*"):
         if key.is_dir() and not any(key.iterdir()):
             yield key
+
+
+def _cut_off_entries(run_cache: Path) -> Iterator[Path]:
+    """Entries that DVC could not read, or would fail on, or that lack an output."""
+    for path in run_cache.glob("*/*/*"):
+        content = path.read_bytes()
+        if not content.endswith(b"\n") or b"\0" in content or b"\nouts:\n" not in content:
+            yield path
+
+
+def _empty_objects(cache: Path) -> Iterator[Path]:
+    """Objects without content, or that begin with zeros, and should not. DVC takes them for good."""
+    for path in cache.glob("*/*"):
+        if path.is_file() and not _TEMPORARY.fullmatch(path.name):
+            with path.open("rb") as file:
+                first = file.read(1)
+            if first in (b"", b"\0") and _md5(path) != f"{path.parent.name}{path.name.removesuffix('.dir')}":
+                yield path
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def _temporary(folder: Path, *, deep: bool = True) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import faults, kills
+from . import faults, kills, powercut
 from .frame import Part
 
-PARTS: dict[str, Part] = {part.name: part for part in (kills.PART, faults.PART)}
+PARTS: dict[str, Part] = {part.name: part for part in (kills.PART, faults.PART, powercut.PART)}
