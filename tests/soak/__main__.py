@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -13,7 +15,7 @@ import typer
 from rich.console import Console
 
 from . import report
-from .frame import Bench, Part, run_parts
+from .frame import Bench, Part, Tally, run_parts
 from .parts import PARTS
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -40,8 +42,8 @@ def soak(
     work.mkdir(parents=True, exist_ok=True)
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(f"seed {seed}; sandboxes in {work}", highlight=False)
-    tallies = []
-    with report.Watch(console) as watch:
+    tallies: list[Tally] = []
+    with report.Watch(console, lambda tally: report.write(out, [*tallies, tally], seed, begun)) as watch:
 
         def bench(part: Part, deadline: float) -> Bench:
             return Bench(part.name, seed, work, deadline, parallel, kills, only, watch.told)
@@ -52,11 +54,12 @@ def soak(
     console.print(report.table(tallies))
     findings = [finding for tally in tallies for finding in tally.findings]
     for finding in findings:
-        console.rule(f"{finding.part} {finding.trial}: {finding.kind}", style="red")
-        console.print(f"{finding.what}\n{finding.again()}\nkept: {finding.sandbox}", markup=False, highlight=False)
+        report.tell(console, finding)
     console.print(f"{report.machine()}; results: {out}", markup=False, highlight=False)
-    if not findings and not any(work.iterdir()):
-        work.rmdir()
+    if not findings:
+        shutil.rmtree(work / "template", ignore_errors=True)
+        with contextlib.suppress(OSError):  # there is something else
+            work.rmdir()
     raise typer.Exit(1 if findings else 0)
 
 

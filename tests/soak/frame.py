@@ -77,14 +77,9 @@ class Trial:
     number: int
     dice: random.Random
     folder: Path
-    """Empty, and removed afterwards unless something was found."""
+    """Empty, and removed afterwards unless something was found. What is printed goes to `log*.txt` in it."""
     bench: Bench
     problems: list[Problem] = field(default_factory=list)
-
-    @property
-    def log(self) -> Path:
-        """Commands of this trial and what they printed."""
-        return self.folder / "log.txt"
 
     def find(self, kind: str, what: str) -> None:
         """Note a problem."""
@@ -159,7 +154,7 @@ class Bench:
             trial.find("tool", traceback.format_exc())
         with self._guard:
             self.tally.trials += 1
-            output = _tail(trial.log)
+            output = "".join(_tail(log) for log in sorted(folder.glob("log*.txt")))
             self.tally.findings += [
                 Finding(self.part, problem.kind, problem.what, self.seed, number, str(folder), output)
                 for problem in trial.problems
@@ -170,7 +165,7 @@ class Bench:
 
 
 def _tail(log: Path) -> str:
-    return log.read_bytes()[-_LAST_OUTPUT:].decode(errors="replace") if log.is_file() else ""
+    return log.read_bytes()[-_LAST_OUTPUT:].decode(errors="replace")
 
 
 @dataclass(frozen=True)

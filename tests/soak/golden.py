@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, YAMLError
 
 _YAML = YAML(typ="safe", pure=True)
 _MEASURED = ("seconds", "peak_memory_mib", "sampling_seconds", "scoring_seconds", "train_seconds")
@@ -57,12 +58,14 @@ def _digest(path: Path, inner: Path) -> str:
         return f"link to {path.readlink()}"
     if str(inner).startswith(_UNLIKE):
         return "file"
-    if path.name == "dvc.lock":
-        return _hash(json.dumps(_without_measured(_YAML.load(path.read_text())), sort_keys=True).encode())
-    if inner.parts[0] == "metrics":
-        content = json.loads(path.read_text())
-        return _hash(json.dumps({key: content[key] for key in sorted(content.keys() - set(_MEASURED))}).encode())
-    return _hash(path.read_bytes())
+    content = path.read_bytes()
+    with contextlib.suppress(ValueError, YAMLError, KeyError, TypeError, AttributeError):  # damaged: by its bytes
+        if path.name == "dvc.lock":
+            return _hash(json.dumps(_without_measured(_YAML.load(content)), sort_keys=True).encode())
+        if inner.parts[0] == "metrics":
+            metrics = json.loads(content)
+            return _hash(json.dumps({key: metrics[key] for key in sorted(metrics.keys() - set(_MEASURED))}).encode())
+    return _hash(content)
 
 
 def _hash(content: bytes) -> str:

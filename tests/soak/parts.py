@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from . import faults, kills, powercut
+from . import faults, kills, powercut, writers
 from .frame import Part
 
-PARTS: dict[str, Part] = {part.name: part for part in (kills.PART, faults.PART, powercut.PART)}
+_ALL = (
+    kills.PART,
+    writers.PART,
+    faults.PART,
+    powercut.PART,
+)
+PARTS: dict[str, Part] = {part.name: part for part in _ALL}

@@ -6,23 +6,29 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .frame import KINDS, Tally
+from .frame import KINDS, Finding, Tally
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Shows how far the part at work is: a bar on a terminal, elsewhere a line now and then."""
+    """Shows how far the part at work is: a bar on a terminal, elsewhere a line now and then; and findings at once.
 
-    def __init__(self, console: Console, every_seconds: float = 60.0) -> None:
-        self._console, self._every, self._said = console, every_seconds, time.monotonic()
+    Args:
+        save: is called as often, and after every finding: what was done so far is not lost.
+    """
+
+    def __init__(self, console: Console, save: Callable[[Tally], None], every_seconds: float = 60.0) -> None:
+        self._console, self._save, self._every, self._said = console, save, every_seconds, time.monotonic()
+        self._shown: Counter[str] = Counter()
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -46,10 +52,23 @@ class Watch(AbstractContextManager["Watch"]):
         facts = f"{tally.trials} trials, {len(tally.findings)} findings"
         done = tally.counts["kills"] or tally.trials
         self._bar.update(self._tasks[tally.name], completed=done, total=tally.planned or None, facts=facts)  # type: ignore[arg-type]
-        if not self._console.is_terminal and time.monotonic() - self._said > self._every:
-            self._said = time.monotonic()
+        for finding in tally.findings[self._shown[tally.name] :]:
+            tell(self._console, finding)
+        is_new = len(tally.findings) > self._shown[tally.name]
+        self._shown[tally.name] = len(tally.findings)
+        if not is_new and time.monotonic() - self._said < self._every:
+            return
+        self._said = time.monotonic()
+        self._save(tally)
+        if not self._console.is_terminal:
             of = f" of {tally.planned}" if tally.planned else ""
             self._console.print(f"{tally.name}: {done}{of} done, {facts}", highlight=False)
+
+
+def tell(console: Console, finding: Finding) -> None:
+    """One finding, with what repeats it."""
+    console.rule(f"{finding.part} {finding.trial}: {finding.kind}", style="red")
+    console.print(f"{finding.what}\n{finding.again()}\nkept: {finding.sandbox}", markup=False, highlight=False)
 
 
 def table(tallies: Sequence[Tally]) -> Table:
@@ -83,7 +102,7 @@ def write(path: Path, tallies: Sequence[Tally], seed: int, begun: float) -> None
         "seconds": round(time.time() - begun),
         "parts": [
             {
-                **asdict(tally),
+                **{field.name: getattr(tally, field.name) for field in fields(tally)},
                 "findings": [{**asdict(finding), "again": finding.again()} for finding in tally.findings],
                 "found": {kind: tally.of(kind) for kind in KINDS},
             }

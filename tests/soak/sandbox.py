@@ -94,6 +94,7 @@ class Sandbox:
     golden: Golden
     zygote: Zygote | None = None
     """What forks commands; without one they are new interpreters."""
+    log_name: str = "log.txt"
 
     @property
     def root(self) -> Path:
@@ -103,7 +104,7 @@ class Sandbox:
     @property
     def log(self) -> Path:
         """Commands and what they printed."""
-        return self.folder / "log.txt"
+        return self.folder / self.log_name
 
     def start(self, command: Sequence[str], **variables: str) -> processes.Started:
         """Start a command in a session of its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -22,6 +23,8 @@ from typing import IO, Any
 
 FORKED_STAGES = "HACPO_SOAK_FORKED_STAGES"
 """Environment variable: whether the stages that a forked DVC starts are forks too."""
+NO_FLOCK = "HACPO_SOAK_NO_FLOCK"
+"""Environment variable: whether flock does nothing in a fork. In a new interpreter `lockless` sees to it."""
 _MODULES = {"stages.cli": "hacpo", "dvc": "dvc"}
 """`python -m` of what is done without a new interpreter."""
 _LOADED = (
@@ -49,7 +52,7 @@ class Zygote:
 
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", "tests.soak.zygote"],
             cwd=root,
             env=dict(environment),
             stdin=subprocess.PIPE,
@@ -166,6 +169,8 @@ def _become(request: dict[str, Any]) -> int:
     tempfile.tempdir = None
     sys.argv = [_MODULES[request["name"]], *request["arguments"]]
     sys.path[0] = os.getcwd()
+    if os.environ.get(NO_FLOCK):
+        fcntl.flock = lambda *_: None  # type: ignore[assignment]
     return _ended(lambda arguments: _call(request["name"], arguments), request["arguments"])
 
 

@@ -1,0 +1,218 @@
+"""The attack's own checks can fail: what is planted in a finished run is found (`tests/soak`)."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from soak import checks, processes, report
+from soak.frame import Bench, Part, SkippedError, Tally, Trial, run_parts
+from soak.golden import Golden
+from soak.sandbox import Sandbox
+from soak.watching import Watch
+
+TRACE = "artifacts/small/updates/step=0001/agent=ada/trace.parquet"
+
+
+def flip(path: Path) -> None:
+    """Another byte in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    changed = re.sub(old, new, text, count=1)
+    assert changed != text
+    path.chmod(0o644)
+    path.write_text(changed)
+
+
+PLANTED: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "a byte": (lambda root: flip(root / TRACE), "wrong bytes", f"{TRACE} differs"),
+    "a file less": (lambda root: (root / TRACE).unlink(), "wrong bytes", f"{TRACE} is missing"),
+    "a number": (
+        lambda root: edit(root / "artifacts/small/metrics/update/step=0001/ada.json", '"loss": [^,]+', '"loss": 5.0'),
+        "wrong bytes",
+        "artifacts/small/metrics/update/step=0001/ada.json differs",
+    ),
+    "what is no JSON": (
+        lambda root: (root / "artifacts/small/metrics/update/step=0001/ada.json").write_text("{"),
+        "wrong bytes",
+        "artifacts/small/metrics/update/step=0001/ada.json differs",
+    ),
+    "a record": (
+        lambda root: edit(
+            root / "pipelines/small/steps/0001/dvc.lock",
+            r"rollouts/step=0001/agent=ada\n +hash: md5\n +md5: \w",
+            r"\g<0>0",
+        ),
+        "wrong bytes",
+        "pipelines/small/steps/0001/dvc.lock differs",
+    ),
+    "half a file": (
+        lambda root: (root / f"{TRACE}/../.trace.parquet.tmp-12").resolve().write_text(""),
+        "leftover",
+        ".trace.parquet.tmp-12",
+    ),
+    "an empty folder": (lambda root: (root / "artifacts/small/.saved").mkdir(), "leftover", "artifacts/small/.saved"),
+    "a lock's half file": (
+        lambda root: (root / "artifacts/small/.locks/.driver.lease.9.tmp-12").write_text(""),
+        "leftover",
+        ".driver.lease.9.tmp-12",
+    ),
+    "an entry of the run cache": (
+        lambda root: (root / ".dvc/cache/runs/ab/abcd").mkdir(parents=True),
+        "leftover",
+        "empty .dvc/cache/runs/ab/abcd",
+    ),
+    "a crash": (lambda root: (root / "artifacts/.crashes").mkdir(), "traceback", "artifacts/.crashes"),
+    "an object": (
+        lambda root: flip(next((root / ".dvc/cache/files/md5").glob("*/*.dir"))),
+        "wrong bytes",
+        "of the cache is damaged",
+    ),
+}
+
+
+def problems(root: Path, golden: Golden) -> list[tuple[str, str]]:
+    """What `checks.finished` finds without starting a command."""
+    found = [*golden.differences(root, "small")]
+    found += [(problem.kind, problem.what) for problem in checks.leftovers(root)]
+    cache = root / ".dvc" / "cache" / "files" / "md5"
+    return found + [(problem.kind, problem.what) for problem in checks.damaged_objects(cache)]
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_planted_is_found(finished_copy: Path, what: str) -> None:
+    golden = Golden.of(finished_copy, "small", "")
+    assert problems(finished_copy, golden) == []
+    plant, kind, named = PLANTED[what]
+    plant(finished_copy)
+    found = problems(finished_copy, golden)
+    assert found
+    assert all(one == kind and named in text for one, text in found), found
+
+
+def test_times_are_no_difference(finished_copy: Path) -> None:
+    golden = Golden.of(finished_copy, "small", "")
+    edit(finished_copy / "artifacts/small/metrics/update/step=0001/ada.json", '"seconds": ', '"seconds": 1')
+    assert problems(finished_copy, golden) == []
+
+
+def test_a_process_that_was_left_is_found(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    sandbox = Sandbox(tmp_path, "kept", Golden())
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], cwd='/')"
+    ended = sandbox.call([sys.executable, "-c", code])
+    assert ended.code == 0, ended.output
+    (orphan,) = processes.orphans(str(tmp_path), 0.0)
+    try:
+        assert "time.sleep(600)" in processes.describe(orphan)
+    finally:
+        orphan.kill()
+    assert processes.orphans(str(tmp_path), 30.0) == []
+
+
+def test_output_with_a_traceback_is_found(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    ended = Sandbox(tmp_path, "kept", Golden()).call([sys.executable, "-c", "raise ValueError('oh')"])
+    (problem,) = checks.of_output(ended)
+    assert problem.kind == "traceback"
+    assert "ValueError: oh" in problem.what
+
+
+def bench(tmp_path: Path, **options: object) -> Bench:
+    return Bench("toy", 7, tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_a_finding_has_all_that_repeats_it_and_its_sandbox_stays(tmp_path: Path) -> None:
+    drawn: dict[int, float] = {}
+
+    def trial(one: Trial) -> None:
+        drawn[one.number] = one.dice.random()
+        (one.folder / "log.txt").write_text("$ command\nits last words\n")
+        one.count("half a thing", by=2)
+        if one.number == 2:
+            one.find("wrong bytes", "a table differs")
+        if one.number == 3:
+            raise ValueError("a fault of the attack")
+
+    toy = bench(tmp_path / "work", parallel=2)
+    toy.spread(trial, range(5))
+    assert toy.tally.trials == 5
+    found = {finding.kind: finding for finding in toy.tally.findings}
+    assert found.keys() == {"wrong bytes", "tool"}
+    assert "ValueError: a fault of the attack" in found["tool"].what
+    wrong = found["wrong bytes"]
+    assert (wrong.seed, wrong.trial, wrong.output) == (7, 2, "$ command\nits last words\n")
+    assert wrong.again() == "python -m tests.soak toy --seed 7 --only 2"
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["toy-7-2", "toy-7-3"]
+    report.write(tmp_path / "results.json", [toy.tally], 7, time.time())
+    written = json.loads((tmp_path / "results.json").read_text())["parts"][0]
+    assert (written["trials"], written["found"]["wrong bytes"], written["found"]["wedge"]) == (5, 1, 0)
+    assert written["counts"] == {"half a thing": 10}
+
+    first = dict(drawn)
+    alone = bench(tmp_path / "again", only=2)
+    alone.spread(trial, range(5))
+    assert drawn == first
+    assert first[2] == random.Random("7 toy 2").random()
+    assert [finding.trial for finding in alone.tally.findings] == [2]
+
+
+def test_each_part_has_its_share_of_the_time_and_may_be_skipped() -> None:
+    deadlines: dict[str, float] = {}
+
+    def refuses(_: Bench) -> None:
+        raise SkippedError("no such kernel")
+
+    def make(part: Part, deadline: float) -> Bench:
+        deadlines[part.name] = deadline - time.monotonic()
+        return bench(Path(), deadline=deadline)
+
+    parts = [Part("long", "", lambda _: None, share=3.0), Part("short", "", refuses)]
+    tallies = list(run_parts(parts, make, minutes=4))
+    assert [tally.skipped for tally in tallies] == ["", "no such kernel"]
+    # 3 of 4 shares of 4 minutes; what it did not use is left for the other
+    assert deadlines["long"] == pytest.approx(180, abs=30)
+    assert deadlines["short"] == pytest.approx(240, abs=30)
+
+
+def test_findings_are_told_and_saved_at_once() -> None:
+    console, saved = Console(record=True, width=100), []
+    tally = Tally("toy")
+    with report.Watch(console, lambda one: saved.append(len(one.findings))) as watch:
+        watch.told(tally)
+        assert saved == []
+        toy = bench(Path())
+        toy.tally.findings = tally.findings
+        from soak.frame import Finding
+
+        tally.findings.append(Finding("toy", "wedge", "it stands still", 7, 2, "/sandbox", ""))
+        watch.told(tally)
+    assert saved == [1]
+    assert "it stands still" in console.export_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify")
+def test_a_change_is_seen_in_a_folder_that_is_made_later(tmp_path: Path) -> None:
+    code = "import os, time; time.sleep(0.2); os.makedirs('a/b'); open('a/b/.c.tmp-12', 'w'); time.sleep(600)"
+    with Watch(tmp_path) as watch:
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+        try:
+            assert watch.wait(re.compile(r"/a/b/\.c\.tmp-\d+"), 1, 60, lambda: False)
+        finally:
+            process.kill()
+            process.wait()
