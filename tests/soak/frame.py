@@ -81,6 +81,11 @@ class Trial:
     bench: Bench
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def log(self) -> Path:
+        """What a part writes itself of what it did."""
+        return self.folder / "log.txt"
+
     def find(self, kind: str, what: str) -> None:
         """Note a problem."""
         assert kind in KINDS, kind
