@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from soak import shim
-from soak.frame import SkippedError
 
 from conftest import Cli, contents, environment
 from hacpo.errors import ArtifactError, RewardError
 from hacpo.storage import made_plain, refusal, refused
+from soak import shim
+from soak.frame import SkippedError
 
 RUN = "pipelines/small"
 STEP = ["--step", "1"]
