@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from conftest import environment
 from soak.disk import Disk, Record, Way, read_journal, violations
 from soak.frame import SkippedError
 from soak.powercut import build, is_output, is_promised, variables
-
-from conftest import environment
 
 WRITING = """
 import shutil, sys
