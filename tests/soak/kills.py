@@ -58,7 +58,7 @@ def run(bench: Bench) -> None:
     """Lives of runs, until there were enough kills."""
     bench.tally.planned = bench.kills
     enough = itertools.takewhile(lambda _: bench.tally.counts["kills"] < bench.kills, itertools.count())
-    with Template(bench.work / "template").make() as template:
+    with Template.of(bench.work) as template:
         bench.spread(lambda trial: _Life(trial, template).live(), enough)
 
 

@@ -33,8 +33,7 @@ def run(bench: Bench) -> None:
     """Journal runs from several beginnings, and cut them."""
     shim = build(bench.work)
     bench.tally.planned = _PLANNED
-    with Template(bench.work / "template") as template:
-        template.make()
+    with Template.of(bench.work) as template:
         bench.spread(lambda trial: _Cuts(trial, template, shim).cut(), range(_PLANNED))
 
 

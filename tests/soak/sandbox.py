@@ -6,6 +6,7 @@ which is what every attacked copy must end as. A `Sandbox` is a copy that belong
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -137,19 +138,27 @@ def environment() -> dict[str, str]:
 
 
 class Template:
-    """What sandboxes are copies of, made once in `folder`."""
+    """What sandboxes are copies of, made in `folder` when it is first asked for; parts that run one after another share
+    it. Leave it as a context manager to end the processes that it keeps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._golden: dict[str, Golden] = {}
         self._zygotes: dict[int, Zygote] = {}
+        self._guard = threading.Lock()
+
+    @staticmethod
+    @functools.cache
+    def of(work: Path) -> Template:
+        """The one below a folder for sandboxes."""
+        return Template(work / "template")
 
     def __enter__(self) -> Template:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for zygote in self._zygotes.values():
-            zygote.close()
+        while self._zygotes:
+            self._zygotes.popitem()[1].close()
 
     def zygote(self) -> Zygote:
         """One of the calling thread's own."""
@@ -157,19 +166,20 @@ class Template:
             self._zygotes[threading.get_ident()] = Zygote(self.folder, environment())
         return self._zygotes[threading.get_ident()]
 
-    def make(self, kinds: Sequence[str] = tuple(KINDS)) -> Template:
-        """Make the models and the undisturbed runs.
+    def golden(self, kind: str) -> Golden:
+        """An undisturbed run of a kind.
 
         Raises:
             RuntimeError: an undisturbed command failed.
         """
-        if not (self.folder / "models").is_dir():
-            _make_models(self.folder / "models")
-        for kind in kinds:
-            self._make_run(kind)
-        return self
+        with self._guard:
+            if not (self.folder / "models").is_dir():
+                _make_models(self.folder / "models")
+            if kind not in self._golden:
+                self._golden[kind] = self._make_run(kind)
+            return self._golden[kind]
 
-    def _make_run(self, kind: str) -> None:
+    def _make_run(self, kind: str) -> Golden:
         base = self.folder / kind
         project = base / "0" / "project"
         shutil.rmtree(base, ignore_errors=True)
@@ -188,7 +198,7 @@ class Template:
             )
         finished = Sandbox(base / str(STEPS), kind, Golden(), self.zygote())
         status = finished.call(dvc("status")).output
-        self._golden[kind] = Golden.of(finished.root, RUN, status)
+        return Golden.of(finished.root, RUN, status)
 
     @staticmethod
     def _must(sandbox: Sandbox, command: Sequence[str]) -> None:
@@ -198,8 +208,9 @@ class Template:
 
     def copy(self, folder: Path, kind: str, steps: int = 0) -> Sandbox:
         """A sandbox of which so many steps are done."""
+        golden = self.golden(kind)
         shutil.copytree(self.folder / kind / str(steps) / "project", folder / "project", symlinks=True)
-        return Sandbox(folder, kind, self._golden[kind], self.zygote())
+        return Sandbox(folder, kind, golden, self.zygote())
 
 
 def _make_models(folder: Path) -> None:
@@ -212,9 +223,10 @@ def _make_models(folder: Path) -> None:
         "tiny = TinySettings(architecture='qwen3', vocabulary='characters', warmup=warmup, **shape)\n"
         "warm_start('ada', tiny, 1, Path(sys.argv[1]))\n"
     )
-    (folder / "ada").mkdir(parents=True)
+    making = folder.with_name("making")
+    (making / "ada").mkdir(parents=True, exist_ok=True)
     made = subprocess.run(
-        [sys.executable, "-c", code, str(folder / "ada")],
+        [sys.executable, "-c", code, str(making / "ada")],
         env=environment(),
         capture_output=True,
         text=True,
@@ -222,3 +234,4 @@ def _make_models(folder: Path) -> None:
     )
     if made.returncode:
         raise RuntimeError(made.stderr)
+    making.rename(folder)

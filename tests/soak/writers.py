@@ -77,7 +77,7 @@ def run(bench: Bench) -> None:
     """Every pair once."""
     every = pairs(bench.seed)
     bench.tally.planned = len(every)
-    with Template(bench.work / "template").make() as template:
+    with Template.of(bench.work) as template:
         bench.spread(lambda trial: _disturb(trial, template, *every[trial.number % len(every)]), range(len(every)))
 
 
