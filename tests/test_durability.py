@@ -157,6 +157,20 @@ def test_an_output_in_a_new_folder(tmp_path: Path, recorder: Recorder) -> None:
     assert recorder.fsyncs == 10
 
 
+def test_saved_responses_do_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hacpo.config import EngineSettings
+    from hacpo.engines.saved import SavingSampler
+
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda opened: flushed.append(os.readlink(f"/proc/self/fd/{opened}")))
+    saved = tmp_path / ".saved" / "rollouts" / "step=0001"
+    for agent in ("ada", "bo"):
+        (saved / f"agent={agent}").mkdir(parents=True)
+    for agent in ("ada", "bo"):
+        SavingSampler(None, "", EngineSettings(), saved / f"agent={agent}").forget()  # type: ignore[arg-type]
+    assert flushed == [str(saved), str(tmp_path)]  # the first that is still there
+
+
 def test_what_was_there_goes_only_when_the_new_name_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from hacpo import schema
 from hacpo.config import EngineSettings
+from hacpo.durability import flush
 from hacpo.engines.base import OnProgress, SampledResponse, Sampler, SamplingParameters, SamplingRequest
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
 from hacpo.storage import refused
@@ -80,9 +81,13 @@ class SavingSampler:
     def forget(self) -> None:
         """Remove what was saved: the stage has written its table."""
         schema.remove(self.folder)
+        gone = self.folder
         with contextlib.suppress(OSError):  # another agent's blocks are still there
             for folder in list(self.folder.parents)[:3]:
                 folder.rmdir()
+                gone = folder
+        with contextlib.suppress(OSError):  # or a power cut brings them back, when nobody asks for them any more
+            flush(gone.parent)
 
     def _digest(self, block: Sequence[SamplingRequest], parameters: SamplingParameters) -> str:
         depends = [self.policy, self.settings.model_dump(mode="json"), dataclasses.asdict(parameters)]
