@@ -956,6 +956,12 @@ class RetentionSettings(Section):
         doc="Keep each agent's best checkpoint by the headline of this benchmark, or by `average`; the earliest of "
         "equally good ones.",
     )
+    cache: Literal["last", "kept", "none"] | None = knob(
+        None,
+        doc="Which of the checkpoints that stay are in DVC's cache, by link, so that they follow `dvc checkout` and "
+        "travel with `dvc push`: the start and the newest (`last`), all (`kept`) or none. Null: `last`, where that "
+        "costs no second copy on disk and nothing private becomes readable to all.",
+    )
 
     @property
     def keeps_all(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,10 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def copy_file(file: Path, target: Path) -> None:
-    """Copy a file with its permissions: what only its owner may read stays so."""
+    """Copy a file with its permissions: what only its owner may read stays so. Its owner may write the copy, also of a
+    file that DVC has write-protected."""
     shutil.copyfile(file, target)
-    shutil.copymode(file, target)
+    target.chmod(stat.S_IMODE(file.stat().st_mode) | stat.S_IWUSR)
 
 
 def why_unloadable(error: BaseException) -> str:

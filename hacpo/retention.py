@@ -56,5 +56,5 @@ def kept_steps(
 
 def rule_text(retention: RetentionSettings) -> str:
     """The rules in force, as `keep_last 2, keep_best heldout`."""
-    rules = {name: value for name, value in retention.model_dump().items() if value is not None}
+    rules = {name: value for name, value in retention.model_dump(exclude={"cache"}).items() if value is not None}
     return ", ".join(f"{name} {value}" for name, value in rules.items())

@@ -24,14 +24,16 @@ def mixed_up(tmp_path_factory: pytest.TempPathFactory, finished: Path) -> Path:
     another: run, kept, run with another learning rate, taken back with `dvc checkout`."""
     root = tmp_path_factory.mktemp("mixed") / "project"
     shutil.copytree(finished, root, symlinks=True)
-    shutil.copytree(root / RUN, root / "kept")
     params = root / RUN / "params.yaml"
-    params.write_text(params.read_text().replace("learning_rate: 3.0e-4", "learning_rate: 6.0e-4"))
 
     def command(*words: str) -> None:
         done = subprocess.run(words, cwd=root, env=environment(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
+    params.write_text(f"{params.read_text()}retention: {{cache: none}}\n")
+    command(sys.executable, "-m", "stages.cli", "run", RUN)
+    shutil.copytree(root / RUN, root / "kept")
+    params.write_text(params.read_text().replace("learning_rate: 3.0e-4", "learning_rate: 6.0e-4"))
     command(sys.executable, "-m", "stages.cli", "run", RUN, "--jobs", "1", "--yes")
     shutil.rmtree(root / RUN)
     (root / "kept").rename(root / RUN)

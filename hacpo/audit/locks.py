@@ -333,8 +333,9 @@ def _compare_files(run: AuditRun, hasher: Hasher, records: Iterable[_Record]) ->
     for path in sorted(by_path, key=lambda path: (-path.count("/"), path)):
         entries = sorted(by_path[path], key=lambda record: not record.is_output)  # the stage that made it comes first
         found = hasher.digest(path)
-        if found is None and _may_be_pruned(run, path):
-            run.skip("the files of a checkpoint", "it was pruned")
+        if found is None and (step := _step_of_checkpoint(run, path)) is not None and _may_be_gone(run, step):
+            if step not in run.not_here:
+                run.skip("the files of a checkpoint", "it was pruned")
             found = entries[0].digest
         odd = [record for record in entries if record.digest != found]
         if found is not None and len(odd) < len(entries):
@@ -415,12 +416,20 @@ def _cached_manifest(root: Path, md5: str) -> dict[str, str] | None:
         return None  # what it says would be checked anyway
 
 
-def _may_be_pruned(run: AuditRun, path: str) -> bool:
-    """Whether a path is a whole checkpoint of a step between the first and the last."""
+def _step_of_checkpoint(run: AuditRun, path: str) -> int | None:
+    """The step of a path that is a whole checkpoint, or the folder of a step's checkpoints."""
     below = Layout(Path("artifacts") / run.pipeline.run)
-    return any(
-        Path(path) == below.checkpoint(step, agent) for step in range(1, run.settings.steps) for agent in run.agents
-    )
+    for step in range(run.settings.steps + 1):
+        if any(
+            Path(path) in (below.checkpoint(step, agent), below.checkpoint(step, agent).parent) for agent in run.agents
+        ):
+            return step
+    return None
+
+
+def _may_be_gone(run: AuditRun, step: int) -> bool:
+    """Whether a step's checkpoints may be missing: pruned, or not in this copy of the run."""
+    return 0 < step < run.settings.steps or step in run.not_here
 
 
 def _recorded_by(run: AuditRun, records: Sequence[tuple[str, Path]]) -> str:

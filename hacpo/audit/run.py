@@ -19,6 +19,7 @@ from hacpo.context_length import context_length
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.layout import Layout
 from hacpo.model_folder import read_mapping
+from hacpo.pipeline.elsewhere import not_here
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import Pruned, read_record
 from hacpo.same_tokenizer import same_tokenizer
@@ -87,6 +88,13 @@ class AuditRun:
         except ArtifactError:
             self.find("files", self.layout.pruned, expected="a record of pruned checkpoints", found="damaged")
             return {}
+
+    @functools.cached_property
+    def not_here(self) -> list[int]:
+        """Steps whose checkpoints are somewhere else; see `elsewhere.not_here`."""
+        with contextlib.suppress(ArtifactError):  # a finding of `pruned`
+            return not_here(self.pipeline)
+        return []
 
     def context_length(self, agent: str) -> int | None:
         """Most tokens in one sequence that the agent's config allows; None if it does not say."""

@@ -330,6 +330,9 @@ class TextAudit:
                 self._tokenizers[agent] = ChatTokenizer(folder)
             except HacpoError as error:
                 self._tokenizers[agent] = None
+                if 0 in self._run.not_here:
+                    self._run.skip(f"what needs {agent}'s tokenizer", "its first checkpoint is not here")
+                    return None
                 self._run.find("text", folder, expected="a usable tokenizer", found=str(error))
         return self._tokenizers[agent]
 

@@ -16,6 +16,7 @@ from hacpo.audit.locks import check_locks
 from hacpo.audit.run import AuditRun
 from hacpo.audit.steps import Presence, check_models, check_step
 from hacpo.errors import SettingsError
+from hacpo.pipeline.elsewhere import described
 from hacpo.pipeline.project import Pipeline
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def audit(
                 check_step(run, inputs.batches[step], presence)
                 result.steps.append(step)
             check_models(run, step, presence, inputs.sets)
+    if run.not_here:
+        run.skip("what needs weights, tokenizers or optimizers", described(pipeline, run.not_here))
     check_leftovers(run, presence.holes)
     tell("records of DVC", len(steps), len(steps))
     check_locks(run)

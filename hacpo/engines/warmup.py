@@ -205,6 +205,8 @@ def warm_start(
     seconds = time.perf_counter() - started
     model.eval()
     model.save_pretrained(str(directory))
+    for file in directory.iterdir():
+        file.chmod(0o644)  # safetensors makes files that only their owner may read
     tokenizer.save_pretrained(str(directory))
     last = losses[-max(1, steps // 10) :]
     return {

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from hacpo.schema import atomic, remove
 from hacpo.storage import refusal, refused
 
 _GIVE_BACK_SECONDS = 10.0
+_CHECKPOINT = re.compile(r"/checkpoints/step=\d{4}/agent=[^/]+$")
 
 
 def project_root(root: Path) -> str:
@@ -79,6 +81,8 @@ class Books:
         """Outputs that are not cached and not there, though their stage is current -> hash and size in its lock."""
         self._flushed: set[Path] = set()
         """Folders of the cache whose names are on the disk."""
+        self.checkpoints: dict[Path, str] = {}
+        """Checkpoints of the stages looked at so far -> the hash of the folder that their lock says."""
         self._tmp = Path(self.repo.tmp_dir)
         self._hardlink: bool = self.repo.config["core"].get("hardlink_lock", False)
         self.repo.lock = rwlock.guard(self._tmp, "lock", hardlink=self._hardlink)
@@ -156,7 +160,18 @@ class Books:
         """The stages of one dvc.yaml, in file order, matrix expanded."""
         stages = list(self.repo.stage.load_all(str(path)))
         self._order.update({(stage.path, stage.name): number for number, stage in enumerate(stages)})
+        for stage in stages:
+            self._note_checkpoints(stage)
         return stages
+
+    def _note_checkpoints(self, stage: Any) -> None:
+        """Have DVC leave checkpoints alone, also those in its cache, which it would fill by copying:
+        `hacpo.pipeline.caching` does that by link."""
+        for out in stage.outs:
+            if _CHECKPOINT.search(out.fs_path):
+                out.use_cache = False
+                if out.hash_info:
+                    self.checkpoints[Path(out.fs_path).resolve()] = out.hash_info.value
 
     def changed(
         self, stage: Any, *, may_be_pruned: bool = False, before: Callable[[Any], None] = lambda _stage: None
@@ -268,7 +283,7 @@ class Books:
         """
         caches = [self.repo.cache.repo, self.repo.cache.legacy]
         for cache in caches:
-            cache.check = functools.partial(_check_object, cache)
+            cache.check = functools.partial(check_object, cache)
         try:
             yield
         finally:
@@ -336,6 +351,7 @@ class Books:
             stage.save(run_cache=all(out.use_cache for out in stage.outs))
             stage.commit()
         self._write_lock(stage)
+        self._note_checkpoints(stage)
 
     def _write_lock(self, stage: Any) -> None:
         """What `stage.dump(update_pipeline=False)` writes, but by rename: a kill leaves the old lock or the new one.
@@ -362,7 +378,7 @@ def _place(error: BaseException, root: str) -> Path:
     return Path(os.path.relpath(found.path)) if found is not None and found.path else Path(root) / ".dvc"
 
 
-def _check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = None) -> Any:  # noqa: ARG001
+def check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = None) -> Any:  # noqa: ARG001
     """As `HashFileDB.check` of DVC, but hashing always, whatever notes and permissions say; a damaged object goes."""
     from dvc_data.hashfile.hash import hash_file
     from dvc_objects.errors import ObjectFormatError

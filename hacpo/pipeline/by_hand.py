@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from hacpo.errors import SettingsError
 from hacpo.pipeline.bookkeeping import Books
+from hacpo.pipeline.caching import CheckpointCache
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
+from hacpo.pipeline.plan import cached_steps
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import AgentPlan, plan_pruning, prune, remove_leftovers
@@ -22,11 +25,25 @@ from hacpo.pipeline.workers import Workers
 _WAIT_SECONDS = 0.5
 
 
-def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> tuple[list[AgentPlan], int]:
-    """Remove the checkpoints that the retention settings of params.yaml let go.
+@dataclass(frozen=True)
+class Retained:
+    """What a prune by hand did.
 
-    Returns:
-        What went (or, under `dry_run`, would go) and stayed, and the last step that is done and recorded; -1: none.
+    Attributes:
+        plans: what went (or, of a dry run, would go) and stayed.
+        done: the last step that is done and recorded; -1: none.
+        cached: the steps whose checkpoints are in DVC's cache.
+        told: remarks for the user.
+    """
+
+    plans: list[AgentPlan]
+    done: int
+    cached: list[int]
+    told: list[str]
+
+
+def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> Retained:
+    """Remove the checkpoints that the retention settings of params.yaml let go, and have DVC's cache follow them.
 
     Raises:
         BusyError: a run, a stage or DVC works on the pipeline.
@@ -47,10 +64,13 @@ def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> tuple[list[AgentPlan]
         with books.claimed(pipeline.layout.root, _WAIT_SECONDS), books.open(_WAIT_SECONDS):
             done = _steps_done(pipeline, books)
             plans = plan_pruning(pipeline, done)
-            if not dry_run:
-                prune(pipeline, plans)
-                remove_leftovers(pipeline.layout)
-    return plans, done
+            cache = CheckpointCache(pipeline, books)
+            if dry_run:
+                return Retained(plans, done, sorted(cached_steps(pipeline)), [])
+            cached = cache.follow(plans, done)
+            prune(pipeline, plans)
+            remove_leftovers(pipeline.layout)
+    return Retained(plans, done, cached, cache.told)
 
 
 def restore_by_hand(pipeline: Pipeline, agent: str, step: int, entry: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hacpo.durability import flushing
 from hacpo.pipeline.bookkeeping import Books
+from hacpo.pipeline.caching import CheckpointCache
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
 from hacpo.pipeline.plan import stamp
@@ -68,7 +69,8 @@ def run_pipeline(
         remaking.check_settings()
         with books.open():
             stamped = stamp(pipeline)
-        ran, at, freed = 0, 0, 0
+        cache = CheckpointCache(pipeline, books)
+        ran, at, freed, trained = 0, 0, 0, False
         with (
             RunView(pipeline, stamped=stamped) as view,
             Workers(entry, 0 if jobs == 1 else jobs, view) as workers,
@@ -77,7 +79,8 @@ def run_pipeline(
                 view.note(str(repairs))
             for step, group in stage_groups(pipeline, books, until):
                 if step > at and ran:  # the step before is done, and everything is recorded
-                    freed += prune(pipeline, plan_pruning(pipeline, at))
+                    freed += _retain(pipeline, cache, at, view, newest=trained)
+                trained = trained and step == at
                 at = step
                 view.look_at(step, command_of(group[0]))
                 todo = [
@@ -101,15 +104,30 @@ def run_pipeline(
                     on_done=_recorder(books, todo),
                 )
                 ran += len(done)
+                trained = trained or any(command_of(stage) in ("warmup", "update") for stage in todo)
                 if failure is not None:
                     raise failure
                 view.settled(step, [command_of(stage) for stage in group])
-            freed += prune(pipeline, plan_pruning(pipeline, at))
+            freed += _retain(pipeline, cache, at, view, newest=trained or at == pipeline.settings.steps)
             if at == pipeline.settings.steps:
                 remaking.done()
         if freed:
             view.note(f"retention: {mebibytes(freed)} of checkpoints pruned")
     return ran
+
+
+def _retain(pipeline: Pipeline, cache: CheckpointCache, at: int, view: RunView, *, newest: bool) -> int:
+    """Do with the checkpoints up to a step what the retention settings say; returns the bytes that were pruned.
+
+    Args:
+        newest: whether nothing after that step is made yet.
+    """
+    plans = plan_pruning(pipeline, at)
+    with cache.books.open():
+        cache.follow(plans, at, newest=newest)
+    while cache.told:
+        view.note(cache.told.pop())
+    return prune(pipeline, plans)
 
 
 def _recorder(books: Books, stages: Sequence[Any]) -> Callable[[int], None]:

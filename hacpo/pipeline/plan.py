@@ -28,6 +28,7 @@ from hacpo.reward_function import module_file
 from hacpo.schema import atomic
 
 _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
+_UNCACHED = "          cache: false"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class _StageEntry:
     matrix: bool = False
     agent: str = ""
     """A stage of this agent alone, where agents differ in more than their name."""
+    cached: bool = False
+    """Whether `uncached` outs are in DVC's cache for once; see `cached_steps`."""
 
     def render(self, pipeline: Pipeline, below: int) -> str:
         """The stage in a dvc.yaml that lies `below` so many folders under the pipeline's."""
@@ -62,7 +65,7 @@ class _StageEntry:
         outs = [*self.outs, f"metrics/{self.metrics}"] if self.metrics else self.outs
         lines += ["    outs:", *(f"      - {root}/{out}" for out in outs)]
         for out in self.uncached:
-            lines += [f"      - {root}/{out}:", "          cache: false"]
+            lines += [f"      - {root}/{out}"] if self.cached else [f"      - {root}/{out}:", _UNCACHED]
         return "\n".join(lines) + "\n"
 
 
@@ -134,7 +137,7 @@ def _folder(pipeline: Pipeline, agent: AgentSettings) -> str | None:
     return None if hub_repository(agent.model, pipeline.root) is not None else agent.model
 
 
-def _start_file(pipeline: Pipeline) -> str:
+def _start_file(pipeline: Pipeline, *, cached: bool) -> str:
     warmups = [
         _StageEntry(
             "warmup",
@@ -146,6 +149,7 @@ def _start_file(pipeline: Pipeline) -> str:
             outside=tuple(path for path in (_folder(pipeline, agent), agent.chat_template) if path is not None),
             metrics=f"warmup/step=0000/{name}.json",
             agent=name,
+            cached=cached,
         )
         for name, agent in pipeline.settings.agents.items()
     ]
@@ -175,7 +179,7 @@ def _side_sample(pipeline: Pipeline, generate: _StageEntry, verify: _StageEntry)
     return [beside(generate), beside(verify)]
 
 
-def _step_file(pipeline: Pipeline, step: int) -> str:
+def _step_file(pipeline: Pipeline, step: int, *, cached: bool) -> str:
     mine = "step=${step}/agent=${item.agent}"
     before = "checkpoints/step=${prev}/agent=${item.agent}"
     each = " --step ${step} --agent ${item.agent}"
@@ -239,6 +243,7 @@ def _step_file(pipeline: Pipeline, step: int) -> str:
             ),
             (f"updates/{mine}",),
             uncached=(f"checkpoints/{mine}",),
+            cached=cached,
             metrics="update/step=${step}/${item.agent}.json",
             matrix=True,
         ),
@@ -266,12 +271,36 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def rendered(pipeline: Pipeline) -> dict[Path, str]:
-    """Every DVC file of the run and its content."""
-    steps = {0: _start_file(pipeline)}
-    steps |= {step: _step_file(pipeline, step) for step in range(1, pipeline.settings.steps + 1)}
-    digest = _digest([_run_file(pipeline, ""), *steps.values()])
+    """Every DVC file of the run and its content. Which checkpoints are in DVC's cache is as the files say that are
+    there: settings alone do not tell."""
+    cached = cached_steps(pipeline)
+    steps = {step: _file_of(pipeline, step, cached=step in cached) for step in range(pipeline.settings.steps + 1)}
+    plain = {step: _file_of(pipeline, step, cached=False) if step in cached else text for step, text in steps.items()}
+    digest = _digest([_run_file(pipeline, ""), *plain.values()])
     files = {pipeline.folder / "dvc.yaml": _run_file(pipeline, digest)}
     return files | {step_file(pipeline, step): text for step, text in steps.items()}
+
+
+def _file_of(pipeline: Pipeline, step: int, *, cached: bool) -> str:
+    return _step_file(pipeline, step, cached=cached) if step else _start_file(pipeline, cached=cached)
+
+
+def cached_steps(pipeline: Pipeline) -> set[int]:
+    """The steps whose checkpoints, those of all agents, DVC has in its cache, as the DVC files say.
+
+    It is a flag of the output and no part of a lock: whether it is set re-runs nothing.
+    """
+    return {
+        int(path.parent.name)
+        for path in step_files(pipeline)
+        if _UNCACHED not in path.read_text(encoding="utf-8", errors="replace").splitlines()
+    }
+
+
+def set_cached(pipeline: Pipeline, step: int, *, cached: bool) -> None:
+    """Say in a step's DVC file whether its checkpoints are in DVC's cache."""
+    with atomic(step_file(pipeline, step)) as scratch:
+        scratch.write_text(_file_of(pipeline, step, cached=cached), encoding="utf-8")
 
 
 def stamp(pipeline: Pipeline) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from collections.abc import Sequence
@@ -100,11 +101,20 @@ class Pipeline:
         return " ".join(words)
 
     def checkpoint_command(self, step: int, agent: str) -> str:
-        """The command that makes an agent's checkpoint of a step: a pruned one is made as it was."""
+        """The command that makes, or brings, an agent's checkpoint of a step: a pruned one is made as it was."""
+        from hacpo.errors import ArtifactError
+        from hacpo.pipeline.elsewhere import not_here
+        from hacpo.pipeline.order import step_file
+        from hacpo.pipeline.plan import cached_steps
         from hacpo.pipeline.pruning import was_pruned
 
         if was_pruned(self.layout, step, agent) is not None:
             return self.command("restore", step, agent=agent)
+        if not self.layout.checkpoint(step, agent).is_dir() and step in cached_steps(self):
+            return f"dvc pull {step_file(self, step)}"
+        with contextlib.suppress(ArtifactError):
+            if step in not_here(self):
+                return self.command("run")
         return self.command("update", step, agent=agent) if step else self.command("warmup", agent=agent)
 
 

@@ -119,19 +119,28 @@ def plan_pruning(pipeline: Pipeline, steps_done: int) -> list[AgentPlan]:
 
     settings, layout = pipeline.settings, pipeline.layout
     retention = settings.retention
-    plans = []
+    there = {agent: checkpoints_there(layout, agent) for agent in settings.agents}
+    kept: dict[str, dict[int, str]] = {}
     for agent in settings.agents:
-        there = checkpoints_there(layout, agent)
         results = dict(accuracies(pipeline, retention.keep_best, agent)) if retention.keep_best else {}
         # `hacpo export --step best` looks at every evaluation there is, also those that are no longer asked for.
         due = {step: value for step, value in results.items() if evaluated(settings, step)}
-        kept = kept_steps(retention, steps_done, results) | kept_steps(retention, steps_done, due)
-        kept |= {step: "not all is done that needs it" for step in there if step > steps_done}
+        mine = kept_steps(retention, steps_done, results) | kept_steps(retention, steps_done, due)
+        mine |= {step: "not all is done that needs it" for step in there[agent] if step > steps_done}
         # Where pruned steps are trained again one after another, the next begins here.
-        kept = {max((step for step in there if step <= steps_done), default=0): "newest that is there"} | kept
-        go = {step: _size(layout.checkpoint(step, agent)) for step in there if step not in kept}
-        plans.append(AgentPlan(agent, go, {step: kept[step] for step in there if step in kept}))
-    return plans
+        newest = max((step for step in there[agent] if step <= steps_done), default=0)
+        kept[agent] = {newest: "newest that is there"} | mine
+    if retention.cache == "kept":  # DVC's file says of a step as a whole whether it is in the cache
+        others = {step: f"{why}, of {agent}" for agent, steps in kept.items() for step, why in steps.items()}
+        kept = {agent: others | steps for agent, steps in kept.items()}
+    return [
+        AgentPlan(
+            agent,
+            {step: _size(layout.checkpoint(step, agent)) for step in there[agent] if step not in kept[agent]},
+            {step: kept[agent][step] for step in there[agent] if step in kept[agent]},
+        )
+        for agent in settings.agents
+    ]
 
 
 def prune(pipeline: Pipeline, plans: Sequence[AgentPlan]) -> int:

@@ -1,4 +1,4 @@
-"""Finished training is not made again unawares: checkpoints are not in DVC's cache, so what a run overwrites is lost.
+"""Finished training is not made again unawares: most checkpoints are not in DVC's cache, and are lost when overwritten.
 
 What surely re-trains is known from the settings, before anything is written. The rest (a problem file, a model folder,
 a verifier that judges otherwise) shows when a stage that makes or uses a checkpoint is about to run although it is

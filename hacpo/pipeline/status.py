@@ -14,6 +14,8 @@ from hacpo.evaluations import estimate, read_values
 from hacpo.measure import described
 from hacpo.metrics import Series
 from hacpo.pipeline import lessons
+from hacpo.pipeline.elsewhere import described as described_elsewhere
+from hacpo.pipeline.elsewhere import not_here
 from hacpo.pipeline.policies import holds_others
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruning import checkpoints_there, mebibytes, ranges, read_record
@@ -51,8 +53,11 @@ def next_command(pipeline: Pipeline) -> str | None:
         return pipeline.command("resolve")
     if not layout.schedule.is_file() or not layout.data.is_dir():
         return pipeline.command("prepare")
+    elsewhere = not_here(pipeline)
     for step in range(pipeline.settings.steps + 1):
         for stage, agent, output in step_outputs(pipeline, step):
+            if stage in ("warmup", "update") and step in elsewhere:
+                continue
             if not _is_done(pipeline, step, stage, agent, output):
                 named = {} if not agent else {"learner": agent} if stage == "pool" else {"agent": agent}
                 return pipeline.command(stage, None if stage in ("warmup", "prepare") else step, **named)
@@ -61,9 +66,11 @@ def next_command(pipeline: Pipeline) -> str | None:
 
 def finished_steps(pipeline: Pipeline) -> int:
     """How many training steps have all their outputs."""
-    done = 0
+    done, elsewhere = 0, not_here(pipeline)
     for step in range(1, pipeline.settings.steps + 1):
         outputs = step_outputs(pipeline, step)
+        if step in elsewhere:
+            outputs = [output for output in outputs if output[0] != "update"]
         if not all(_is_done(pipeline, step, stage, agent, output) for stage, agent, output in outputs):
             break
         done = step
@@ -159,6 +166,8 @@ def print_status(pipeline: Pipeline) -> None:
             f"beside them, for capability alone: {drawn:,.0f} rollouts, {tokens:,.0f} sampled tokens (side sample)",
             highlight=False,
         )
+    if elsewhere := not_here(pipeline):
+        console.print(described_elsewhere(pipeline, elsewhere), highlight=False, soft_wrap=True, markup=False)
     for agent in settings.agents:
         others = [step for step in checkpoints_there(layout, agent) if holds_others(layout, step, agent)]
         if others:

@@ -1,0 +1,47 @@
+"""Checkpoints that a run has made and that are not here: in a clone, or in a copy made to look at tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hacpo.pipeline.plan import cached_steps
+from hacpo.pipeline.pruning import ranges, read_record
+
+if TYPE_CHECKING:
+    from hacpo.pipeline.project import Pipeline
+
+
+def not_here(pipeline: Pipeline) -> list[int]:
+    """Steps whose checkpoints were made, of which no agent's is here, and which were not pruned here.
+
+    Empty where the start and the result are here: the steps between may have been pruned where the run was made.
+
+    Raises:
+        ArtifactError: the record of pruned checkpoints is damaged.
+    """
+    layout, agents = pipeline.layout, list(pipeline.settings.agents)
+    pruned = read_record(layout)
+    last = pipeline.settings.steps
+
+    def missing(step: int) -> bool:
+        if any(layout.checkpoint(step, agent).is_dir() or step in pruned.get(agent, {}) for agent in agents):
+            return False
+        if step == 0:
+            return any(layout.rollouts(1, agent).is_dir() or layout.evaluation(0, agent).is_dir() for agent in agents)
+        return any(layout.trace(step, agent).is_file() for agent in agents)
+
+    return [step for step in range(last + 1) if missing(step)] if missing(0) or missing(last) else []
+
+
+def described(pipeline: Pipeline, steps: Sequence[int]) -> str:
+    """What to say of them, in one line."""
+    shared = sorted(cached_steps(pipeline) & set(steps))
+    ways = [f"`dvc pull` brings {_named(shared)} if pushed"] if shared else []
+    if len(shared) < len(steps):
+        ways.append(f"`{pipeline.command('run')}` trains {'the others' if shared else 'them'} again")
+    return f"checkpoints are not here: {_named(steps)}; {', '.join(ways)}"
+
+
+def _named(steps: Sequence[int]) -> str:
+    return f"step{'s' if len(steps) > 1 else ''} {ranges(steps)}"
