@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hacpo.durability import flush, flush_names
 from hacpo.pipeline.bookkeeping import Books, check_object
 from hacpo.pipeline.order import step_file
 from hacpo.pipeline.plan import cached_steps, set_cached
@@ -126,6 +127,10 @@ class CheckpointCache:
             if not self._has(oid):
                 self._put(path, oid, linked_elsewhere=step == 0)
         add_update_tree(self._odb, tree)
+        listed = Path(self._odb.oid_to_path(recorded))
+        flush(listed)
+        objects = [Path(self._odb.oid_to_path(oid)) for _, oid in files]
+        flush_names({path.parent for path in (listed, *objects)}, Path(self._odb.path), set())
         return True
 
     def _has(self, oid: str) -> bool:
@@ -169,6 +174,7 @@ class CheckpointCache:
                     except OSError:
                         self._copy(path, scratch, "the cache is where neither reflinks nor hard links reach")
             self._odb.protect(str(scratch))
+            flush(scratch)
             scratch.replace(target)
         finally:
             scratch.unlink(missing_ok=True)
