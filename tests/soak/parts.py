@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from . import faults, kills, powercut, writers
+from . import disks, faults, flips, inputs, kills, powercut, writers
 from .frame import Part
 
 _ALL = (
     kills.PART,
     writers.PART,
     faults.PART,
+    disks.PART,
+    flips.PART,
+    inputs.PART,
     powercut.PART,
 )
 PARTS: dict[str, Part] = {part.name: part for part in _ALL}

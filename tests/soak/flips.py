@@ -1,0 +1,114 @@
+"""One bit of one file of a finished run: the audit names it, or a reader does, or the run makes it again.
+
+Every kind of file is hit in turn, at random places. What is flipped keeps its size; half of the flips keep the file's
+times too, as a disk does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from . import starved
+from .forks import Done, Forks
+from .frame import Bench, Part, Trial
+from .starved import PIPELINE, Golden
+
+_RUN = ("run", PIPELINE, "--jobs", "1", "--yes")
+UNNOTICED = {
+    r"project/artifacts/small/\.locks/.*": "who held a lock, and what weights hashed to: made anew by the next holder",
+    r"project/\.dvc/tmp/.*": "DVC's notes about processes, which are gone",
+    r"(site|home|tmp)/.*": "DVC's notes about what it has hashed, made anew",
+    r"project/\.dvc/cache/runs/.*": "what DVC made once; looked at when an output is gone, and then hashed",
+    r"project/\.dvc/cache/files/.*": "copies; hashed before they are restored",
+    r"project/\.dvc/config|project/\.dvcignore|project/models/.*": "the user's own files; a change is a change",
+    r"project/pipelines/.*(params|dvc)\.yaml": "the user's settings, or stamped from them: a change is a change",
+}
+"""Files of which a flip alone need not be noticed, and why; what is then made must be right all the same."""
+
+
+def _flip(trial: Trial, path: Path) -> str:
+    content, status = bytearray(path.read_bytes()), path.stat()
+    at, bit = trial.dice.randrange(len(content)), trial.dice.randrange(8)
+    content[at] ^= 1 << bit
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(status.st_mode & 0o777)
+    if trial.dice.random() < 0.5:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return f"bit {bit} of byte {at} of {len(content)}"
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\b(ada|bo|cy)\b", "A", re.sub(r"\d+", "#", re.sub(r"\b[0-9a-f]{16,}", "H", name)))
+
+
+def _clean(trial: Trial, what: str, done: Done) -> None:
+    if done.timed_out or done.code < 0:
+        trial.find("wedge", f"{what}: killed, or did not end: {done.code}")
+    elif "Traceback" in done.err or done.code == 70:
+        trial.find("traceback", f"{what}: {done.err.strip()[-1500:]}")
+
+
+def _attack(forks: Forks, golden: Golden, wanted: dict[str, bytes], name: str, trial: Trial) -> None:
+    folder = trial.folder / "it"
+    shutil.copytree(golden.finished, folder, symlinks=True)
+    what = f"{name}: {_flip(trial, folder / name)}"
+    excused = next((reason for pattern, reason in UNNOTICED.items() if re.fullmatch(pattern, name)), None)
+    audit = starved.hacpo(forks, folder, "audit", PIPELINE)
+    _clean(trial, f"audit of {what}", audit)
+    trial.count(f"flip: {_kind(name)}")
+    if audit.code == 0 and excused is None:
+        audit = starved.hacpo(forks, folder, "audit", PIPELINE, "--deep")
+        _clean(trial, f"deep audit of {what}", audit)
+        trial.count("named by a deep audit" if audit.code else "not named by an audit")
+    elif audit.code:
+        trial.count("named by the audit")
+    done = starved.hacpo(forks, folder, *_RUN)
+    _clean(trial, f"run after {what}", done)
+    trial.log.write_text(f"{what}\naudit {audit.code}\n{audit.out}\nrun {done.code}\n{done.out}\n{done.err}\n")
+    if excused is not None:
+        trial.count("excused")
+        return
+    same = starved.contents(folder) == wanted
+    if audit.code == 0 and done.code == 0 and not same:
+        trial.find("wrong bytes", f"{what}: nothing names it, and the run takes it")
+    if audit.code == 0 and done.code == 0 and same and not name.startswith("project/artifacts/"):
+        trial.count("mended without a word")
+    if audit.code == 0 and (folder / name).read_bytes() != (golden.finished / name).read_bytes() and done.code == 0:
+        trial.count(f"stays, unnamed: {_kind(name)}")
+        if "/metrics/" not in name and "/report/" not in name and not name.endswith("dvc.lock"):
+            trial.find("wrong bytes", f"{what}: stays, and nothing names it")
+
+
+def run(bench: Bench) -> None:
+    """See the module."""
+    work = Path(tempfile.mkdtemp(prefix="hacpo-soak-"))
+    forks = Forks(work / "out")
+    try:
+        golden = Golden.make(work / "golden", forks, starved.TWO)
+        wanted = starved.contents(golden.finished)
+        kinds: dict[str, list[str]] = {}
+        for path in sorted(golden.finished.rglob("*")):
+            if path.is_file() and not path.is_symlink() and path.stat().st_size:
+                name = str(path.relative_to(golden.finished))
+                kinds.setdefault(_kind(name), []).append(name)
+        bench.count("kinds of files", len(kinds))
+        names = [kinds[kind] for kind in sorted(kinds)]
+        bench.tally.planned = 4 * len(names)
+        parallel, bench.parallel = bench.parallel, 1  # one process that forks
+
+        def trial(one: Trial) -> None:
+            _attack(forks, golden, wanted, one.dice.choice(names[one.number % len(names)]), one)
+
+        bench.spread(trial, range(bench.tally.planned))
+        bench.parallel = parallel
+    finally:
+        forks.close()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+PART = Part("flips", "one bit of every kind of file", run)
