@@ -77,7 +77,8 @@ def _refusal(error: BaseException) -> Refusal | None:
         code = getattr(error, "sqlite_errorcode", None)
         number = None if code is None else _OF_SQLITE.get(code & 0xFF)
         if number is not None or code == sqlite3.SQLITE_CANTOPEN:
-            return Refusal(number, os.strerror(number).lower() if number else str(error))
+            reason = os.strerror(number).lower() if number else str(error)
+            return Refusal(number, reason, "a database of DVC")
     if isinstance(error, Exception) and not isinstance(error, HacpoError):
         found = _OF_RUST.search(str(error))
         if found is not None and int(found[1]) in _REMEDIES:

@@ -141,6 +141,7 @@ NOWHERE = {"type": "Precompiled", "precompiled_charsmap": ""}
         ("generation_config.json", {"eos_token_id": -1}, "eos_token_id is no token id"),
         ("generation_config.json", None, "generation_config.json: is no JSON mapping"),
         ("tokenizer.json", {"normalizer": NOWHERE}, "no usable tokenizer: Precompiled"),
+        ("tokenizer_config.json", {"model_max_length": {}}, "no usable tokenizer: model_max_length is no number"),
     ],
 )
 def test_a_damaged_file_is_one_line(

@@ -15,6 +15,7 @@ import pytest
 
 from conftest import Cli, contents, environment
 from hacpo.errors import ArtifactError, RewardError
+from hacpo.pipeline.leases import Holder, lease
 from hacpo.storage import made_plain, refusal, refused
 from soak import shim
 from soak.frame import SkippedError
@@ -178,6 +179,36 @@ def test_a_lock_of_dvc_that_cannot_be_opened_is_not_waited_for(
     assert done.returncode == 8, done.stderr
     assert "read-only file system. " in done.stderr  # and not, after ten minutes, that another command holds it
     assert len([line for line in done.stderr.splitlines() if "error: " in line]) == 1
+
+
+def test_a_lease_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hacpo.pipeline.leases.json.dump", refuse)
+    with pytest.raises(OSError, match="No space"), lease(tmp_path, "driver", "x", wait_seconds=0, busy="{}"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_lease_where_there_are_no_links_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+
+    def once(path: Path, holder: Holder) -> None:
+        written.append(path)
+        path.write_text('{"command"')
+        if len(written) == 2:  # the temporary file first, then the lease itself
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("hacpo.pipeline.leases._write_new", once)
+    monkeypatch.setattr("hacpo.pipeline.leases.os.link", no_links)
+    with pytest.raises(OSError, match="No space"), lease(tmp_path, "driver", "x", wait_seconds=0, busy="{}"):
+        pass
+    assert len(written) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_of_ours_keeps_its_kind() -> None:

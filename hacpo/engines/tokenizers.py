@@ -34,13 +34,19 @@ def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         # transformers raises OSError, ValueError, KeyError and others, depending on which file is absent. A panic in
         # the `tokenizers` library arrives as a BaseException of its own.
         raise ModelError(f"no usable tokenizer: {why_unloadable(error)}", where=called or folder) from None
+    longest = loaded.model_max_length
+    if not isinstance(longest, int | float):  # which transformers compares with lengths, once it encodes
+        raise ModelError(
+            "no usable tokenizer: model_max_length is no number", where=called or folder, found=type(longest).__name__
+        )
+    return loaded
 
 
 class ChatTokenizer:

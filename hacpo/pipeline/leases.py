@@ -183,8 +183,8 @@ def _make_next(folder: Path, name: str, command: str) -> Path | None:
     number = 1 if last is None else last.number + 1
     path = _path(folder, name, number)
     scratch = _scratch(path)
-    _write_new(scratch, Holder.here(command))
     try:
+        _write_new(scratch, Holder.here(command))
         try:
             os.link(scratch, path)
         except FileExistsError:
@@ -194,6 +194,9 @@ def _make_next(folder: Path, name: str, command: str) -> Path | None:
                 _write_new(path, Holder.here(command))
             except FileExistsError:
                 return None
+            except OSError:  # half of it would be taken for another's until it expires
+                path.unlink(missing_ok=True)
+                raise
     finally:
         scratch.unlink(missing_ok=True)
     if _last(folder, name) != number:  # it was made while this process slept, used, and removed
