@@ -1145,8 +1145,8 @@ class Settings(Section):
         loss, updates = self.algorithm.loss, self.updates_per_step
         if loss.minibatch_order == "mixed" and loss.ranks > 1:
             raise ValueError(
-                "algorithm.loss.ranks: responses are dealt to ranks under minibatch_order self_first or balanced, "
-                "found mixed"
+                "algorithm.loss.ranks: responses are dealt to ranks under algorithm.loss.minibatch_order self_first or "
+                f"balanced, and it is mixed (found {loss.ranks} ranks)"
             )
         responses = self.batch.prompts * self.responses_per_prompt * self.sources
         if self.dealt and responses % (loss.ranks * updates):

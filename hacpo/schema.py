@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from hacpo.durability import make_folders, put_in_place
 from hacpo.errors import ArtifactError, HacpoError, MissingInputError, StorageError
 from hacpo.storage import refusal, refused
-from hacpo.text_files import parse_json
+from hacpo.text_files import check_regular, parse_json
 
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 _LOGPROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
@@ -48,6 +48,7 @@ class Table:
 
     Attributes:
         added: columns that tables made before may lack; they are null there.
+        filled: whether a whole table has at least one row.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Table:
     key: tuple[str, ...]
     version: int = 1
     added: tuple[str, ...] = ()
+    filled: bool = False
 
     @property
     def identity(self) -> str:
@@ -74,11 +76,13 @@ PROBLEMS = Table(
         source=pa.string(),
     ),
     ("problem_id",),
+    filled=True,
 )
 SCHEDULE = Table(
     "schedule",
     _columns(step=pa.int32(), position=pa.int32(), problem_id=pa.string(), problem=pa.string(), answer=pa.string()),
     ("step", "position"),
+    filled=True,
 )
 ROLLOUTS = Table(
     "rollouts",
@@ -132,6 +136,7 @@ CAPABILITY = Table(
         oracle=(pa.float64(), None),
     ),
     ("agent",),
+    filled=True,
 )
 POOL = Table(
     "pool",
@@ -389,6 +394,8 @@ def read_table(
         for index, shard in enumerate(shards)
     ]
     content = pa.concat_tables(pieces)
+    if table.filled and not len(content):
+        raise ArtifactError("holds no rows", where=path, remedy=made_by and f"remake it with `{made_by}`")
     _check_keys(path, table, content)
     return content
 
@@ -405,6 +412,7 @@ def _read_shard(
 ) -> pa.Table:
     remedy = made_by and f"remake it with `{made_by}`"
     try:
+        check_regular(shard)
         with pq.ParquetFile(shard, page_checksum_verification=True) as file:
             schema = file.schema_arrow
             metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
@@ -479,10 +487,12 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """
     shard = path if path.is_file() else min(path.glob("part-*.parquet"), default=path)
     try:
+        check_regular(shard)
         raw = pq.read_schema(shard).metadata or {}
-    except (pa.ArrowException, OSError) as error:
+        named = {key.decode(): value.decode() for key, value in raw.items() if key.startswith(b"hacpo.")}
+        settings = parse_json(named.get("hacpo.settings", "{}"))
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise ArtifactError(f"not readable: {str(error).splitlines()[0][:120]}", where=shard) from None
-    named = {
-        key.decode().removeprefix("hacpo."): value.decode() for key, value in raw.items() if key.startswith(b"hacpo.")
-    }
-    return {**named, "settings": parse_json(named.get("settings", "{}"))}
+    if not isinstance(settings, dict):
+        raise ArtifactError("hacpo.settings holds no settings", where=shard)
+    return {**{name.removeprefix("hacpo."): value for name, value in named.items()}, "settings": settings}

@@ -45,6 +45,16 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a pipe or a device before a library opens it and waits.
+
+    Raises:
+        OSError: it is one, or cannot be looked at.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """A regular file's text.
 

@@ -206,7 +206,8 @@ class _Worker:
     def kill(self) -> None:
         """Ends the process and its child at once."""
         if self.is_alive():
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._requests.close()
         self.replies.close()

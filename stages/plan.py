@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hacpo.pipeline.command_line import main_of
+
+if TYPE_CHECKING:
+    from hacpo.check.remarks import Remark
+
+_FEW = 3
+"""Pipelines of which the same is said with each."""
 
 
 def plan(
@@ -64,7 +70,7 @@ def _stamp(folder: Path) -> None:
 
 
 def _check(folders: list[Path], *, online: bool, elsewhere: bool) -> None:
-    from hacpo.check.remarks import Kind, Remark
+    from hacpo.check.remarks import Kind
     from hacpo.check.walk import Checker, pipelines_below
 
     checker = Checker(online=online, elsewhere=elsewhere)
@@ -72,9 +78,11 @@ def _check(folders: list[Path], *, online: bool, elsewhere: bool) -> None:
     named = dict.fromkeys(one for given in folders for one in pipelines_below(given))
     several = len(named) > 1
     for folder in named:
-        found[folder] = remarks = list(dict.fromkeys(checker.check(folder)))
+        found[folder] = list(dict.fromkeys(checker.check(folder)))
+    shared = _shared([remark for remarks in found.values() for remark in remarks if remark.kind is not Kind.TO_DO])
+    for folder, remarks in found.items():
         for remark in remarks:
-            if remark.kind is not Kind.TO_DO:
+            if remark.kind is not Kind.TO_DO and remark not in shared:
                 print(f"{folder}: {remark.kind}: {remark.what}")
         waiting = [remark.what for remark in remarks if remark.kind is Kind.TO_DO]
         if waiting and several and any(remark.kind is Kind.ERROR for remark in remarks):
@@ -85,12 +93,23 @@ def _check(folders: list[Path], *, online: bool, elsewhere: bool) -> None:
             print("\n".join(f"{folder}: to do first: {what}" for what in waiting))
         elif not any(remark.kind is Kind.ERROR for remark in remarks):
             print(f"{folder}: ready to run")
+        elif all(remark in shared for remark in remarks if remark.kind is Kind.ERROR):
+            print(f"{folder}: only what is wrong with several, below")
     wrong = sum(any(remark.kind is Kind.ERROR for remark in remarks) for remarks in found.values())
+    for remark, count in shared.items():
+        print(f"{remark.kind} ({count} pipelines): {remark.what}")
     if several:
         _print_to_do([remark.what for remarks in found.values() for remark in remarks if remark.kind is Kind.TO_DO])
         print(f"{len(found)} pipelines, {wrong or 'none'} with errors")
     if wrong:
         raise typer.Exit(1)
+
+
+def _shared(remarks: list[Remark]) -> dict[Remark, int]:
+    """What is said of more than a few pipelines, and of how many: said once."""
+    from collections import Counter
+
+    return {remark: count for remark, count in Counter(remarks).items() if count > _FEW}
 
 
 def _print_to_do(waiting: list[str]) -> None:

@@ -191,7 +191,7 @@ def test_a_missing_side_sample_is_one_line_with_its_command(sampled_copy: Path, 
     shutil.rmtree("artifacts/small/side_verdicts/step=0002/agent=bo")
     error = cli("advantage", RUN, "--step", 2).error
     assert f"hacpo verify {RUN} --step 2 --agent bo --side" in error
-    assert "next: " + f"hacpo verify {RUN} --step 2 --agent bo --side" in cli("status", RUN).out
+    assert f"what comes first: hacpo verify {RUN} --step 2 --agent bo --side)" in cli("status", RUN).out
 
 
 def test_what_if_compares_the_estimate_with_the_oracle(

@@ -274,11 +274,14 @@ def test_debugging_options_need_out(finished_copy: Path, cli: Cli) -> None:
 
 
 def test_status_says_what_comes_next(project: Path, cli: Cli) -> None:
-    assert "next: hacpo resolve pipelines/small" in cli("status", "pipelines/small").out
+    assert (
+        "next: hacpo run pipelines/small (alone, what comes first: hacpo resolve pipelines/small)"
+        in cli("status", "pipelines/small").out
+    )
     assert cli("run", "pipelines/small", "--until", 1, "--jobs", 1).code == 0
     said = cli("status", "pipelines/small").out
     assert "1 of 2 steps done" in said
-    assert "next: hacpo generate pipelines/small --step 2 --agent ada" in said
+    assert "what comes first: hacpo generate pipelines/small --step 2 --agent ada)" in said
     rollouts = [line for line in said.splitlines() if line.strip().startswith("ada")]
     assert rollouts[0].split()[1] == "32"
     assert "disk:" in said

@@ -87,7 +87,7 @@ def test_weights_of_another_run_are_refused(
 def test_status_and_audit_name_them(cli: Cli, here: Path) -> None:
     said = cli("status", RUN).out
     assert "small: 0 of 2 steps done" in said
-    assert f"next: hacpo update {RUN} --step 1 --agent ada" in said
+    assert f"what comes first: hacpo update {RUN} --step 1 --agent ada)" in said
     for agent in ("ada", "bo"):
         assert f"checkpoints of {agent}: not the weights that this run's files were made with: steps 1-2" in said
     assert "policy" in cli("audit", RUN).out

@@ -80,7 +80,7 @@ def test_responses_that_ranks_cannot_share_evenly_are_refused(tmp_path: Path) ->
         with pytest.raises(SettingsError, match=r"56 .* 6 updates each; make batch.prompts a multiple of batch.minib"):
             load(tmp_path, odd)
     with pytest.raises(
-        SettingsError, match="loss.ranks: responses are dealt to ranks under minibatch_order self_first or"
+        SettingsError, match="loss.ranks: responses are dealt to ranks under algorithm.loss.minibatch_order self_first"
     ):
         load(tmp_path, PARAMS.replace("  recipe: hacpo", "  recipe: hacpo\n  loss: {ranks: 2}"))
 

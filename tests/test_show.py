@@ -279,7 +279,7 @@ def test_a_run_at_work_shows_what_there_is(cli: Cli, finished_copy: Path) -> Non
         shutil.rmtree(base / name / "step=0002")
     assert "not there yet: rollouts of ada" in cli("show", RUN, "--step", 2, "--problem", problem).out
     shutil.rmtree(base / "prompts/step=0002")
-    assert "Run `hacpo prepare pipelines/small`" in cli("show", RUN, "--step", 2).error
+    assert "`hacpo run pipelines/small` makes it" in cli("show", RUN, "--step", 2).error
 
 
 @pytest.mark.slow

@@ -289,7 +289,7 @@ def test_a_longer_window_comes_from_the_verdicts(cli: Cli, finished_copy: Path) 
         assert tree["capability"][agent]["after"]["capability"] == pytest.approx(np.mean(accuracy[agent]), abs=1e-15)
     shutil.rmtree("artifacts/small/verdicts/step=0001/agent=bo")
     refused = cli("what-if", RUN, "--step", 2, "--set", "algorithm.capability.window=5")
-    assert "hacpo verify pipelines/small --step 1 --agent bo" in refused.error
+    assert "`hacpo run pipelines/small` makes it" in refused.error
 
 
 # --- what is counted -------------------------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class Hasher:
             yield from (f"{prefix}{name}" for name in files if not self._ignored.match_file(f"{path}/{prefix}{name}"))
 
     def _file(self, path: str) -> Digest:
+        if path not in self._known and not (self._root / path).is_file():
+            self._known[path] = Digest("no regular file", 0)  # a pipe, which nobody waits for, or a link to nowhere
         if path not in self._known:
             digest = hashlib.md5(usedforsecurity=False)
             size = 0

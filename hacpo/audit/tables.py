@@ -17,7 +17,7 @@ from hacpo import schema
 from hacpo import settings as settings_of
 from hacpo.audit.run import AuditRun
 from hacpo.layout import partition
-from hacpo.text_files import parse_json
+from hacpo.text_files import check_regular, parse_json
 
 STAGE_OF = {
     "problems": "prepare",
@@ -116,6 +116,7 @@ def _read_shard(
     run: AuditRun, shard: Path, table: schema.Table, wanted: Mapping[str, str], settings: Mapping[str, Any]
 ) -> pa.Table | None:
     try:
+        check_regular(shard)
         with pq.ParquetFile(shard, page_checksum_verification=True) as file:
             found = file.schema_arrow
             metadata = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}

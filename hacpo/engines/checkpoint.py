@@ -14,7 +14,7 @@ from hacpo.config import EngineSettings
 from hacpo.engines.loadable import load_whole
 from hacpo.errors import ArtifactError, ModelError
 from hacpo.model_folder import copy_file, model_files
-from hacpo.weights import ADAPTER_FILES, base_of, holds_adapter, is_weights, policy_hash
+from hacpo.weights import ADAPTER_FILES, base_of, holds_adapter, is_weights, policy_files, policy_hash
 
 __all__ = ["copy_model_folder", "load_model", "policy_hash", "resolve_device", "save_model"]
 
@@ -85,7 +85,7 @@ def copy_model_folder(source: Path, target: Path) -> None:
         if not (source / wanted).is_file():
             raise ModelError(f"is no model folder: it has no {wanted}", where=source)
     files = model_files(source)
-    policy_hash(source)
+    policy_files(source)
     for file in files:
         try:
             os.link(file.resolve(), target / file.name)

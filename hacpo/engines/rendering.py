@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import subprocess
 import sys
@@ -24,6 +25,9 @@ MEMORY = 256 << 20
 
 _START_SECONDS = 120.0
 """Importing Jinja takes a tenth of a second, longer on a busy machine."""
+
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "LANG", "LC_ALL")
+"""Variables that the process gets: where Python and Jinja are, and their encoding."""
 
 _WORKER = Path(__file__).with_name("template_worker.py")
 
@@ -81,6 +85,9 @@ class Renderer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
+            # A template gets at nothing of the process around it; should one get out of Jinja's sandbox, no key of the
+            # user's (HF_TOKEN, VLLM_API_KEY) is there.
+            env={name: value for name in _ENVIRONMENT if (value := os.environ.get(name)) is not None},
         )
         weakref.finalize(self, _end, self._process)
         if self._line(self._process, time.monotonic() + _START_SECONDS) is None:

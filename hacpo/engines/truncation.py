@@ -53,19 +53,20 @@ class SupportRecorder:
 
     def __init__(self) -> None:
         self._ids: list[np.ndarray] = []
-        self._counts: list[np.ndarray] = []
+        self._starts: list[np.ndarray] = []
+        """Where the ids of each row begin, and the last ones end, [B + 1]."""
 
     def add(self, kept_bv: Tensor) -> None:
         """One more token of each row; bool [B, V]."""
         self._ids.append(kept_bv.nonzero()[:, 1].to(torch.int32).cpu().numpy())
-        self._counts.append(kept_bv.sum(dim=-1).cpu().numpy())
+        self._starts.append(np.concatenate([[0], kept_bv.sum(dim=-1).cpu().numpy().cumsum()]))
 
     def of(self, row: int, tokens: int) -> Support:
         """The support of a row's first so many tokens."""
-        parts = []
-        for ids, counts in zip(self._ids[:tokens], self._counts[:tokens], strict=True):
-            start = int(counts[:row].sum())
-            parts.append(ids[start : start + int(counts[row])])
+        parts = [
+            ids[starts[row] : starts[row + 1]]
+            for ids, starts in zip(self._ids[:tokens], self._starts[:tokens], strict=True)
+        ]
         return Support(
             np.concatenate([np.empty(0, np.int32), *parts]), np.array([len(part) for part in parts], dtype=np.int64)
         )

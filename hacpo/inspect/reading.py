@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hacpo import schema
-from hacpo.errors import SettingsError
+from hacpo.errors import MissingInputError, SettingsError
 from hacpo.layout import partition
 from hacpo.pipeline.project import Pipeline
 
@@ -61,6 +61,9 @@ class StepReader:
             MissingInputError: it is not.
             ArtifactError: it is damaged or belongs to another run, step or agent.
         """
+        if not path.exists():
+            run = self.pipeline.command("run")
+            raise MissingInputError(f"the {table.name} table is missing", where=path, remedy=f"`{run}` makes it")
         return schema.read_table(
             path,
             table,

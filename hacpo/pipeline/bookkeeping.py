@@ -105,6 +105,12 @@ class Books:
                 if self._claim is not None:
                     self._claim.take()
                 yield
+        except (FileNotFoundError, NotADirectoryError) as error:  # of what DVC hashes: a link that leads nowhere
+            raise ArtifactError(
+                f"cannot be read: {error.strerror}",
+                where=error.filename,
+                remedy="put it in its place, or remove the link",
+            ) from None
         except (OSError, sqlite3.Error) as error:
             raise refused(_place(error, self.repo.root_dir), error) from None
         except DvcException as error:

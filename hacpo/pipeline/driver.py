@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hacpo.durability import flushing
+from hacpo.errors import ModelError
+from hacpo.model_folder import model_files
+from hacpo.model_source import hub_repository, missing_folder
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.caching import CheckpointCache
 from hacpo.pipeline.locks import driver_lock
@@ -53,8 +56,10 @@ def run_pipeline(
     Raises:
         RemakeError: finished steps would be trained again, without `remake`.
         BusyError: another run works on this pipeline.
+        ModelError: an agent's model folder is none.
         HacpoError: a stage failed; what was finished before is recorded.
     """
+    _check_models(pipeline)
     jobs = side_by_side(pipeline) if jobs is None else jobs
     slots = {agent: number for number, agent in enumerate(pipeline.settings.agents)}
     books = Books(pipeline.root)
@@ -128,6 +133,23 @@ def _retain(pipeline: Pipeline, cache: CheckpointCache, at: int, view: RunView, 
     while cache.told:
         view.note(cache.told.pop())
     return prune(pipeline, plans)
+
+
+def _check_models(pipeline: Pipeline) -> None:
+    """Refuse model folders that no start can be made from, before another stage has run.
+
+    Raises:
+        ModelError: one is missing, or holds a file that is none of a model's.
+    """
+    for name, agent in pipeline.settings.agents.items():
+        if agent.model is None or hub_repository(agent.model, pipeline.root) is not None:
+            continue
+        folder = pipeline.root / agent.model
+        if not folder.is_dir():
+            raise ModelError(
+                missing_folder(agent.model, pipeline.root), where=folder, remedy=f"correct agents.{name}.model"
+            )
+        model_files(folder)
 
 
 def _recorder(books: Books, stages: Sequence[Any]) -> Callable[[int], None]:

@@ -16,6 +16,9 @@ from hacpo.layout import Layout
 
 _PIPELINES, _STEPS = "pipelines", "steps"
 
+_NAMED = 8
+"""Runs that a message names where it could mean any."""
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -122,12 +125,17 @@ def _nearest(folder: Path, wanted: str) -> str:
     """What the user may have meant by a folder without params.yaml."""
     resolved = folder.resolve()
     pipelines = next(parent for parent in resolved.parents if parent.name == _PIPELINES)
-    runs = sorted(path.parent.relative_to(pipelines).as_posix() for path in pipelines.rglob("params.yaml"))
+    there = (path.parent for path in pipelines.rglob("params.yaml") if path.is_file() and path.parent != resolved)
+    runs = sorted(run.relative_to(pipelines).as_posix() for run in there)
     inner = [run for run in runs if run.startswith(f"{wanted}/")]
     if inner:
         return f"it holds {len(inner)} runs; name one, for example {_PIPELINES}/{inner[0]}"
     near = difflib.get_close_matches(wanted, runs, n=1)
-    return f"did you mean {_PIPELINES}/{near[0]}?" if near else f"there are {', '.join(runs[:8]) or 'no runs'}"
+    if near:
+        return f"did you mean {_PIPELINES}/{near[0]}?"
+    more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
+    named = ", ".join(f"{_PIPELINES}/{run}" for run in runs[:_NAMED])
+    return f"the runs here are {named}{more}" if runs else f"there is no run below {_PIPELINES}/"
 
 
 def _names(resolved: Path) -> tuple[str, ...]:

@@ -135,6 +135,13 @@ def disk_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
 
 
+def _what_follows(pipeline: Pipeline, changed: bool) -> str:
+    run, following = pipeline.command("run"), next_command(pipeline)
+    if following is not None:
+        return f"{run} (alone, what comes first: {following})"
+    return f"{run} repeats what depends on the settings below" if changed else "nothing, all outputs are there"
+
+
 def print_status(pipeline: Pipeline) -> None:
     """Done, next, rollouts, tokens and disk."""
     console = Console()
@@ -142,9 +149,9 @@ def print_status(pipeline: Pipeline) -> None:
     console.print(
         f"[bold]{pipeline.run}[/]: {finished_steps(pipeline)} of {settings.steps} steps done", highlight=False
     )
-    following = next_command(pipeline)
-    console.print(f"next: {following or 'nothing, all outputs are there'}", highlight=False, soft_wrap=True)
-    for change in changed_settings(pipeline):
+    changes = changed_settings(pipeline)
+    console.print(f"next: {_what_follows(pipeline, bool(changes))}", highlight=False, soft_wrap=True)
+    for change in changes:
         console.print(f"params.yaml has changed since: {change}", highlight=False, soft_wrap=True, markup=False)
     table = Table(box=None, padding=(0, 2))
     for name in ("agent", "rollouts", "sampled tokens", "sampling s", "update s"):
@@ -183,7 +190,8 @@ def print_status(pipeline: Pipeline) -> None:
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     parts = sorted(((disk_bytes(path), path.name) for path in layout.root.glob("*") if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {size / 2**20:.1f}" for size, name in parts[:4])
-    console.print(f"disk: {disk_bytes(layout.root) / 2**20:.1f} MiB ({largest})", highlight=False)
+    if parts:
+        console.print(f"disk: {disk_bytes(layout.root) / 2**20:.1f} MiB ({largest})", highlight=False)
 
 
 def print_outcome(pipeline: Pipeline) -> None:

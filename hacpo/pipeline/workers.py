@@ -17,6 +17,9 @@ from hacpo.storage import made_plain
 
 Execute = Callable[[Sequence[str], Session], None]
 
+_END_SECONDS = 5.0
+"""How long a process may take to end once its connection is closed."""
+
 
 class StageFailedError(HacpoError):
     """A stage ended with an error of its own; the line is the stage's."""
@@ -66,6 +69,11 @@ def _outcome(execute: Execute, arguments: Sequence[str], session: Session) -> tu
 
         return "crashed", ("".join(traceback.format_exception(error)),)
     return "done", ()
+
+
+def _send(connection: Connection, arguments: Sequence[str]) -> None:
+    with contextlib.suppress(OSError):  # the process is gone, which receiving from it says
+        connection.send(list(arguments))
 
 
 def _told(on_done: Callable[[int], None] | None, index: int) -> Exception | None:
@@ -131,7 +139,7 @@ class Workers:
         for index, (slot, _) in enumerate(commands):
             queues.setdefault(self._workers[slot % len(self._workers)][1], []).append(index)
         for connection, queue in queues.items():
-            connection.send(list(commands[queue[0]][1]))
+            _send(connection, commands[queue[0]][1])
         done: list[int] = []
         failure: Exception | None = None
         while busy := [connection for connection, queue in queues.items() if queue]:
@@ -148,7 +156,7 @@ class Workers:
                 if failure is not None:
                     queues[ready].clear()
                 elif queues[ready]:
-                    ready.send(list(commands[queues[ready][0]][1]))
+                    _send(ready, commands[queues[ready][0]][1])
         return done, failure
 
     def _run_here(
@@ -165,12 +173,22 @@ class Workers:
             done.append(index)
         return done, None
 
+    def _lost(self, connection: Connection) -> StageFailedError:
+        """What to say of a worker that is gone."""
+        process = next(process for process, own in self._workers if own is connection)
+        process.join(timeout=_END_SECONDS)
+        if process.exitcode is not None and process.exitcode >= 0:
+            return StageFailedError(
+                f"a worker process ended by itself, with exit code {process.exitcode}; its own messages are above", 1
+            )
+        return StageFailedError("a worker process was killed; was the machine out of memory?", 1)
+
     def _receive(self, connection: Connection) -> str | Exception:
         """Take one message: `working`, `done`, or what went wrong."""
         try:
             kind, content = connection.recv()
-        except EOFError:
-            return StageFailedError("a worker process was killed; was the machine out of memory?", 1)
+        except (EOFError, OSError):  # OSError: it was gone before it read its command
+            return self._lost(connection)
         if kind == "failed":
             return StageFailedError(*content)
         if kind == "crashed":

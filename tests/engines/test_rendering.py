@@ -163,3 +163,14 @@ def test_a_model_folder_with_such_a_template_is_refused_in_one_line(
     result = cli("warmup", "pipelines/small", "--agent", "ada")
     assert result.code == 6
     assert "the chat template cannot be used: it takes more than 2 s or 256 MiB" in result.error
+
+
+def test_no_secret_of_the_environment_is_near_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    renderer = Renderer("{{ messages }}")
+    assert renderer.render({"messages": "x"}) == "x"
+    assert renderer._process is not None
+    given = Path(f"/proc/{renderer._process.pid}/environ")
+    if given.exists():
+        assert b"hunter2" not in given.read_bytes()
+        assert b"PATH=" in given.read_bytes()
