@@ -29,7 +29,7 @@ _ERRORS: dict[str, tuple[int, ...]] = {
     "open-write": (errno.EIO, errno.EMFILE, errno.EROFS),
     "open-read": (errno.EIO, errno.EMFILE),
     "write": (errno.ENOSPC, errno.EIO),
-    "fsync": (errno.EIO, errno.ENOSPC),
+    "fsync": (errno.EIO,),
     "truncate": (errno.ENOSPC, errno.EIO),
     "mkdir": (errno.ENOSPC, errno.EIO, errno.EROFS),
     "link": (errno.ENOSPC, errno.EIO, errno.EROFS),
@@ -40,7 +40,7 @@ _ERRORS: dict[str, tuple[int, ...]] = {
     "utime": (errno.EIO, errno.EROFS),
     "close": (errno.EIO,),
 }
-_LASTING = {errno.ENOSPC: ("open-new", "write", "mkdir", "rename"), errno.EROFS: ("open-new", "mkdir", "rename")}
+_LASTING = {errno.ENOSPC: ("write", "rename"), errno.EROFS: ("open-new",)}
 """A disk that is full, or becomes read-only, stays so."""
 _REFUSED = 8
 """The exit code of `StorageError`."""
