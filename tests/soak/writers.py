@@ -114,7 +114,10 @@ def _command(name: str, kind: str, done: int) -> list[str]:
 
 
 def _without_locks(sandbox: Sandbox) -> dict[str, str]:
-    """Turn flock off. DVC itself is told to lock by hard links, as docs/reliability.md says."""
+    """Turn flock off. DVC itself is told to lock by hard links, as docs/reliability.md says; such a lock is held while
+    its file is there, and flock's files stay."""
+    for name in ("lock", "rwlock.lock"):
+        (sandbox.root / ".dvc" / "tmp" / name).unlink(missing_ok=True)
     config = sandbox.root / ".dvc" / "config"
     config.write_text(config.read_text() + "    hardlink_lock = true\n")
     return {"PYTHONPATH": os.pathsep.join((str(_LOCKLESS), environment()["PYTHONPATH"])), NO_FLOCK: "1"}
