@@ -28,7 +28,7 @@ _REMEDIES = {
     errno.EMFILE: "allow more open files (`ulimit -n`)",
     errno.ENFILE: "allow more open files (of the whole system)",
 }
-_MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 """What no content of a file explains."""
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
 _OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
@@ -108,7 +108,7 @@ def made_plain(error: Exception) -> HacpoError | None:
         return error
     found = refusal(error)
     ours = error if isinstance(error, HacpoError) else None
-    if found is None or (ours is not None and found.number not in _MACHINES):
+    if found is None or (ours is not None and found.number not in MACHINES):
         return ours
     where = found.path or getattr(error, "where", None) or "a file"
     return StorageError(f"the system refuses it: {found.reason}", where=where, remedy=found.remedy, reason=found.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, contents, environment
-from hacpo.errors import ArtifactError, RewardError
+from hacpo.errors import ArtifactError, RewardError, StorageError
+from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.leases import Holder, lease
 from hacpo.storage import made_plain, refusal, refused
 from soak import shim
@@ -179,6 +181,38 @@ def test_a_lock_of_dvc_that_cannot_be_opened_is_not_waited_for(
     assert done.returncode == 8, done.stderr
     assert "read-only file system. " in done.stderr  # and not, after ten minutes, that another command holds it
     assert len([line for line in done.stderr.splitlines() if "error: " in line]) == 1
+
+
+def test_a_database_of_dvc_that_cannot_be_written_is_not_tried_for_ever(finished_copy: Path) -> None:
+    def too_long(*_: object) -> None:
+        raise TimeoutError("it goes on for ever")
+
+    books = Books(finished_copy)
+    links = books.repo.state.links
+    links._sql("PRAGMA query_only = 1")  # as a disk does: every transaction that would write fails as it begins
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(20)
+    try:
+        with pytest.raises(StorageError, match="a database of DVC: cannot be written: read-only file system"), books.open():
+            books.repo.state.set_link(str(finished_copy / "params.yaml"), "1", "1")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        links._sql("PRAGMA query_only = 0")
+
+
+def test_a_disk_that_fills_while_dvc_copies_is_named(finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC itself says that there is no possible way to link, and not why."""
+
+    def no_room(*_: object, **__: object) -> None:
+        raise full()
+
+    books = Books(finished_copy)
+    stage = books.stages(finished_copy / RUN / "dvc.yaml")[0]
+    monkeypatch.setattr("dvc_objects.fs.local.copyfile", no_room)
+    monkeypatch.setattr("dvc_objects.fs.system.reflink", no_room)
+    with pytest.raises(StorageError, match="there: cannot be written: no space left on device. Nothing was changed"):
+        books.finish(stage)
 
 
 def test_a_lease_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

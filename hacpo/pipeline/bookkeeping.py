@@ -17,6 +17,7 @@ from typing import Any
 from hacpo.durability import flush_names, set_aside
 from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline import rwlock
+from hacpo.pipeline.databases import give_up_when_refused
 from hacpo.pipeline.flushing import flushed_copies
 from hacpo.pipeline.leases import lease
 from hacpo.schema import atomic, remove
@@ -72,6 +73,7 @@ class Books:
         for name in ("dvc", "dvc_data", "dvc_objects"):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # also turns off their progress bars: we show our own
         self.repo = Repo(project_root(root))
+        give_up_when_refused(self.repo)
         dvc_rwlock._edit_rwlock = rwlock.edited  # a kill while DVC works in this process cuts nothing off
         self.restored = 0
         self._claim: rwlock.Claim | None = None
@@ -97,6 +99,7 @@ class Books:
             StorageError: the disk refuses what DVC writes.
             ArtifactError: DVC cannot do it for another reason.
         """
+        from diskcache import Timeout
         from dvc.exceptions import DvcException
 
         self._lock(wait_seconds)
@@ -117,6 +120,12 @@ class Books:
             if refusal(error) is not None:
                 raise refused(_place(error, self.repo.root_dir), error) from None
             raise ArtifactError(f"DVC refuses: {error}", where=self.repo.root_dir) from None
+        except Timeout as error:
+            if refusal(error) is not None:
+                raise refused(_place(error, self.repo.root_dir), error) from None
+            raise BusyError(
+                "another DVC command holds its databases", where=self.repo.root_dir, remedy="wait for it, or stop it"
+            ) from None
         finally:
             self.repo.lock.unlock()
 

@@ -4,12 +4,13 @@ power cut, beneath a lock that says otherwise."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hacpo.durability import flush
+from hacpo.storage import MACHINES
 
 
 @contextmanager
@@ -18,7 +19,11 @@ def flushed_copies() -> Iterator[set[Path]]:
 
     Yields:
         The folders that got names; filled as DVC works. They are for the caller to flush (`durability.flush_names`).
+
+    Raises:
+        OSError: what the machine refused, where DVC only says that a file could neither be linked nor copied.
     """
+    from dvc.exceptions import CacheLinkError
     from dvc_objects.fs import local, system
     from dvc_objects.fs.utils import tmp_fname
 
@@ -26,6 +31,7 @@ def flushed_copies() -> Iterator[set[Path]]:
     links: Any = system
     copyfile, move, reflink, hardlink = files.copyfile, files.move, links.reflink, links.hardlink
     folders: set[Path] = set()
+    met: list[OSError] = []
 
     def flushed_copyfile(source: str, target: str, *arguments: Any, **options: Any) -> None:
         copyfile(source, target, *arguments, **options)
@@ -54,10 +60,24 @@ def flushed_copies() -> Iterator[set[Path]]:
             flush(Path(path))
         folders.add(Path(os.path.abspath(target)).parent)
 
-    files.copyfile, files.move = flushed_copyfile, flushed_move
-    links.reflink, links.hardlink = whole_reflink, flushed_hardlink
+    def noting(function: Callable[[str, str], None]) -> Callable[..., None]:
+        def noted(*arguments: Any, **options: Any) -> None:
+            try:
+                function(*arguments, **options)
+            except OSError as error:
+                met.extend([error] if error.errno in MACHINES else [])
+                raise
+
+        return noted
+
+    files.copyfile, files.move = noting(flushed_copyfile), flushed_move
+    links.reflink, links.hardlink = noting(whole_reflink), noting(flushed_hardlink)
     try:
         yield folders
+    except CacheLinkError:
+        if met:
+            raise met[-1] from None
+        raise
     finally:
         files.copyfile, files.move = copyfile, move
         links.reflink, links.hardlink = reflink, hardlink
