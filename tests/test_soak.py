@@ -125,6 +125,21 @@ def test_a_process_that_was_left_is_found(tmp_path: Path) -> None:
     assert processes.orphans(str(tmp_path), 30.0) == []
 
 
+def test_nothing_outlives_a_killed_attack(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from soak import processes\n"
+        "folder, sleeping = Path(sys.argv[1]), [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "processes.start(sleeping, folder, folder / 'log.txt', dict(os.environ), str(folder))\n"
+        "print(*processes.marked(str(folder)))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    tests = Path(__file__).parent
+    command = [sys.executable, "-uc", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, check=False)
+    assert "sleep" in done.stdout or "python" in done.stdout, done.stderr
+    assert processes.orphans(str(tmp_path), 30.0) == []
+
+
 def test_output_with_a_traceback_is_found(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     ended = Sandbox(tmp_path, "kept", Golden()).call([sys.executable, "-c", "raise ValueError('oh')"])

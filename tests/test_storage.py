@@ -193,7 +193,10 @@ def test_a_database_of_dvc_that_cannot_be_written_is_not_tried_for_ever(finished
     signal.signal(signal.SIGALRM, too_long)
     signal.alarm(20)
     try:
-        with pytest.raises(StorageError, match="a database of DVC: cannot be written: read-only file system"), books.open():
+        with (
+            pytest.raises(StorageError, match="a database of DVC: cannot be written: read-only file system"),
+            books.open(),
+        ):
             books.repo.state.set_link(str(finished_copy / "params.yaml"), "1", "1")
     finally:
         signal.alarm(0)

@@ -60,18 +60,8 @@ def flushed_copies() -> Iterator[set[Path]]:
             flush(Path(path))
         folders.add(Path(os.path.abspath(target)).parent)
 
-    def noting(function: Callable[[str, str], None]) -> Callable[..., None]:
-        def noted(*arguments: Any, **options: Any) -> None:
-            try:
-                function(*arguments, **options)
-            except OSError as error:
-                met.extend([error] if error.errno in MACHINES else [])
-                raise
-
-        return noted
-
-    files.copyfile, files.move = noting(flushed_copyfile), flushed_move
-    links.reflink, links.hardlink = noting(whole_reflink), noting(flushed_hardlink)
+    files.copyfile, files.move = _noting(flushed_copyfile, met), flushed_move
+    links.reflink, links.hardlink = _noting(whole_reflink, met), _noting(flushed_hardlink, met)
     try:
         yield folders
     except CacheLinkError:
@@ -81,3 +71,16 @@ def flushed_copies() -> Iterator[set[Path]]:
     finally:
         files.copyfile, files.move = copyfile, move
         links.reflink, links.hardlink = reflink, hardlink
+
+
+def _noting(function: Callable[..., None], met: list[OSError]) -> Callable[..., None]:
+    """The function, with what the machine refused it added to `met`."""
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        try:
+            function(*arguments, **options)
+        except OSError as error:
+            met.extend([error] if error.errno in MACHINES else [])
+            raise
+
+    return noted

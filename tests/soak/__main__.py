@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from . import report
+from .ending import killing
 from .frame import Bench, Part, Tally, run_parts
 from .parts import PARTS
 
@@ -43,7 +44,8 @@ def soak(
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(f"seed {seed}; sandboxes in {work}", highlight=False)
     tallies: list[Tally] = []
-    with report.Watch(console, lambda tally: report.write(out, [*tallies, tally], seed, begun)) as watch:
+    told = report.Watch(console, lambda tally: report.write(out, [*tallies, tally], seed, begun))
+    with killing(), told as watch:
 
         def bench(part: Part, deadline: float) -> Bench:
             return Bench(part.name, seed, work, deadline, parallel, kills, only, watch.told)

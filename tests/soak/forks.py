@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .ending import end_with
+
 _ROOT = Path(__file__).resolve().parents[2]
 _LIBRARY = "HACPO_FAULTS_LIBRARY"
 _TIMED_OUT = 124
@@ -94,14 +96,17 @@ class Forks:
         begun = time.monotonic()
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        code = int(self._process.stdout.readline())
+        if not (answer := self._process.stdout.readline()):
+            raise RuntimeError(f"the process that forks has ended with {self._process.wait()}")
+        code = int(answer)
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in (out, err)]
         return Done(code, *texts, time.monotonic() - begun)
 
     def close(self) -> None:
         """End it."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(OSError):  # it was killed
+            self._process.stdin.close()
         self._process.wait()
 
 
@@ -139,27 +144,31 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _load()
+    mine, asking = os.getpid(), os.getppid()
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
             code = 1
             try:
+                os.setsid()
+                end_with(mine)
                 code = _become(request)
             finally:
                 os._exit(code)
-        answers.write(f"{_wait(child, request['limit'])}\n")
+        answers.write(f"{_wait(child, request['limit'], asking)}\n")
         answers.flush()
 
 
-def _wait(child: int, limit_seconds: float) -> int:
+def _wait(child: int, limit_seconds: float, asking: int) -> int:
+    """Its exit code; it is killed when its time is up, or when the process that asked for it has gone."""
     deadline = time.monotonic() + limit_seconds
     pause = 0.002
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             break
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or os.getppid() != asking:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return _TIMED_OUT
@@ -174,7 +183,6 @@ def _become(request: dict[str, object]) -> int:
     """Be the command, in this fork."""
     import resource
 
-    os.setsid()
     for number, name in ((1, "out"), (2, "err")):
         file = os.open(str(request[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(file, number)

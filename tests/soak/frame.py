@@ -6,6 +6,7 @@ done or the time is up, keeps the sandbox of every trial that found something, a
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import threading
@@ -16,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from .ending import kill_started
 
 KINDS = ("wrong bytes", "wedge", "traceback", "leftover", "orphan", "by hand", "refused", "tool")
 """What can be found. `wedge`: a command that does not go on, on two tries; `by hand`: something had to be done that no
@@ -135,7 +138,7 @@ class Bench:
         A trial's dice depend on the seed, the part and the trial's number alone, so any trial can be done again alone.
         """
         numbers = iter([self.only] if self.only is not None else numbers)
-        with ThreadPoolExecutor(self.parallel) as threads:
+        with ThreadPoolExecutor(self.parallel) as threads, _trials_ended():
             running: set[Future[None]] = set()
             for number in numbers:
                 running.add(threads.submit(self._do, trial, number))
@@ -167,6 +170,16 @@ class Bench:
             self.told(self.tally)
         if not trial.problems:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _trials_ended() -> Iterator[None]:
+    """Have trials at work fail at once where the block is left by an interrupt: their threads would be waited for."""
+    try:
+        yield
+    except BaseException:
+        kill_started()
+        raise
 
 
 def _tail(log: Path) -> str:

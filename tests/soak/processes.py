@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 
+from .ending import end_with
 from .zygote import Fork, Zygote
 
 MARK = "HACPO_SOAK_SANDBOX"
@@ -83,6 +85,7 @@ def start(
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=functools.partial(end_with, os.getpid()),  # noqa: PLW1509 (it takes no lock)
         )
     return Started(process, log, begins)
 

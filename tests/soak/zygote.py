@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from .ending import end_with
+
 FORKED_STAGES = "HACPO_SOAK_FORKED_STAGES"
 """Environment variable: whether the stages that a forked DVC starts are forks too."""
 NO_FLOCK = "HACPO_SOAK_NO_FLOCK"
@@ -139,11 +141,12 @@ def _poll(pid: int) -> int | None:
 
 def _fork(request: dict[str, Any]) -> int:
     begun, begins = os.pipe()
-    child = os.fork()
+    mine, child = os.getpid(), os.fork()
     if child == 0:
         code = 1
         try:
             os.setsid()
+            end_with(mine)
             os.closerange(begun, begins + 1)  # from here on its group can be killed
             code = _become(request)
         finally:
