@@ -13,7 +13,7 @@ def give_up_when_refused(repo: Any) -> None:
     DVC does: on a full disk a command would never end. Without its retry, SQLite still waits a minute for others.
 
     Raises:
-        diskcache.Timeout: by what is then called with the repository; its context is SQLite's error.
+        `Timeout` of diskcache: by what is then called with the repository; its context is SQLite's error.
     """
     for database in (repo.state.hashes, repo.state.links):
         database._transact = functools.partial(_begin_once, database._transact)
