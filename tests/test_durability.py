@@ -145,6 +145,16 @@ def test_what_dvc_puts_in_its_cache(
     assert not there or signature(target) in recorder.flushed
 
 
+def test_the_list_of_a_checkpoint_in_the_cache(finished_copy: Path, cli: Cli, recorder: Recorder) -> None:
+    lists = [path for path in Path(".dvc/cache/files/md5").glob("*/*.dir") if ".safetensors" in path.read_text()]
+    assert lists
+    for path in lists:
+        path.unlink()
+    result = cli("run", RUN, "--jobs", "1")
+    assert result.code == 0, result.err
+    recorder.check(*(f"/{path}$" for path in lists))
+
+
 def test_an_output_in_a_new_folder(tmp_path: Path, recorder: Recorder) -> None:
     folder = tmp_path / "a" / "b" / "table"
     with schema.atomic(folder) as scratch:

@@ -21,6 +21,7 @@ from typing import Any
 
 from hacpo.durability import flush, flush_names
 from hacpo.pipeline.bookkeeping import Books, check_object
+from hacpo.pipeline.flushing import flushed_copies
 from hacpo.pipeline.order import step_file
 from hacpo.pipeline.plan import cached_steps, set_cached
 from hacpo.pipeline.project import Pipeline
@@ -126,9 +127,9 @@ class CheckpointCache:
         for path, oid in files:
             if not self._has(oid):
                 self._put(path, oid, linked_elsewhere=step == 0)
-        add_update_tree(self._odb, tree)
+        with flushed_copies():
+            add_update_tree(self._odb, tree)
         listed = Path(self._odb.oid_to_path(recorded))
-        flush(listed)
         objects = [Path(self._odb.oid_to_path(oid)) for _, oid in files]
         flush_names({path.parent for path in (listed, *objects)}, Path(self._odb.path), set())
         return True

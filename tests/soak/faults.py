@@ -8,6 +8,7 @@ disk.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import random
@@ -155,9 +156,14 @@ class Ground:
 
 
 def plan(ground: Ground) -> list[Planned]:
-    """Every site of every scenario with every error; the same on every machine with the same libraries."""
+    """Every site of every scenario; the same on every machine with the same libraries.
+
+    With every error where an operation is met first, in its folder and by its command. The same operation on the file's
+    neighbours, and on it by other commands, goes through the same code: it has one of the errors, each in turn.
+    """
     planned: list[Planned] = []
     met: set[Site] = set()
+    turn = 0
     for scenario in SCENARIOS:
         folder, log = ground.folder / "recorded", ground.folder / "log"
         ground.copy(scenario, folder)
@@ -168,14 +174,24 @@ def plan(ground: Ground) -> list[Planned]:
             shared = Site(site.operation, site.path.replace(scenario.arguments[0], "STAGE"))
             if not scenario.wanted(site) or (".locks/" in site.path and shared in met):
                 continue
-            met.add(shared)
-            for number in _ERRORS[site.operation]:
-                planned.append(Planned(scenario, Fault(site, number)))
-                if site.operation in _LASTING.get(number, ()):
-                    planned.append(Planned(scenario, Fault(site, number, lasting=True)))
+            faults = _faults(site)
+            alike = {shared, Site(site.operation, f"{shared.path.rpartition('/')[0]}/")}
+            if met & alike:
+                turn += 1
+                faults = [faults[turn % len(faults)]]
+            met |= alike
+            planned += [Planned(scenario, fault) for fault in faults]
         log.unlink()
         shutil.rmtree(folder)
     return planned
+
+
+def _faults(site: Site) -> list[Fault]:
+    """All that can happen to a call."""
+    once = [Fault(site, number) for number in _ERRORS[site.operation]]
+    return once + [
+        dataclasses.replace(one, lasting=True) for one in once if site.operation in _LASTING.get(one.number, ())
+    ]
 
 
 def _judge_line(trial: Trial, what: str, done: Done, fault: Fault) -> None:
