@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart test setup vllm-cpu gpu-check lint types imports unit soak soak-short clean
+.PHONY: quickstart test setup vllm-cpu gpu-check lint types imports unit docs soak soak-short clean
 
 quickstart: $(READY)
 	hacpo run pipelines/quickstart
@@ -42,6 +42,11 @@ imports: $(READY)
 
 unit: $(READY)
 	pytest -n auto --dist worksteal
+
+# The pages in docs/ as a site in site/; a broken link stops it.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	zensical build --strict --clean
 
 # docs/reliability.md; one part, a seed: make soak SOAK='kills --seed 7'
 soak: $(READY)

@@ -27,19 +27,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hacpo import problems, schema
-from hacpo import settings as settings_of
-from hacpo.advantage import step_advantages
-from hacpo.advantage_table import capability_rows
-from hacpo.audit.lists import ListColumn
-from hacpo.audit.pools import PoolOrder
-from hacpo.audit.responses import response_ids
-from hacpo.layout import partition, step_dir
-from hacpo.pipeline.plan import stamp
+from hacpo.algorithm.advantage_table import capability_rows
+from hacpo.algorithm.group_advantage import step_advantages
+from hacpo.algorithm.trace import trace_columns
+from hacpo.algorithm.updates import shuffle_seed, update_slots
+from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts.layout import partition
+from hacpo.artifacts.tables import step_dir
+from hacpo.artifacts.weights import policy_hash
+from hacpo.data import problems
+from hacpo.pipeline.catalogue import STAGES
+from hacpo.pipeline.dvc_files import stamp
 from hacpo.pipeline.project import Pipeline
-from hacpo.trace import trace_columns
-from hacpo.updates import shuffle_seed, update_slots
-from hacpo.weights import policy_hash
+from hacpo.settings import params as settings_of
+from hacpo.tools.audit.lists import ListColumn
+from hacpo.tools.audit.pools import PoolOrder
+from hacpo.tools.audit.responses import response_ids
 
 AGENTS = ("ada", "bo")
 GROUP = 8
@@ -75,15 +78,15 @@ class Maker:
         self.capabilities: dict[str, dict[str, Any]] = {}
 
     def write(
-        self, path: Path, table: schema.Table, columns: Columns, stage: str, without: tuple[str, ...] = (), **where: Any
+        self, path: Path, table: tables.Table, columns: Columns, stage: str, without: tuple[str, ...] = (), **where: Any
     ) -> None:
         step = where.pop("step", None)
         agent = next(iter(where.values()), "")
         if (stage, agent) not in self.stage_settings:
-            self.stage_settings[stage, agent] = settings_of.reads(self.settings, stage, agent)
+            self.stage_settings[stage, agent] = settings_of.reads(self.settings, STAGES[stage].settings, agent)
         settings = self.stage_settings[stage, agent]
         single = path.suffix == ".parquet" or stage == "prepare"
-        schema.write_table(
+        parquet.write_table(
             path,
             table,
             pa.table({name: columns[name] for name in table.schema.names}),
@@ -94,7 +97,7 @@ class Maker:
         )
 
     def metrics(self, stage: str, step: int, name: str) -> None:
-        schema.write_json(self.layout.metrics(stage, step, name), {"seconds": 0.0})
+        storage.write_json(self.layout.metrics(stage, step, name), {"seconds": 0.0})
 
     def lists(self, lengths: Any, values: Any, kind: Any) -> Any:
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
@@ -104,20 +107,20 @@ class Maker:
         """Data, schedule and prompts; returns every step's rows."""
         name = self.settings.data.train
         rows = problems.load(name, self.settings.data.sets[name], self.pipeline.root)
-        columns = schema.to_arrow(schema.PROBLEMS, rows)
+        columns = parquet.to_arrow(tables.PROBLEMS, rows)
         self.write(
-            self.layout.problems(name), schema.PROBLEMS, _columns(columns), "prepare", ("seed", "steps", "batch")
+            self.layout.problems(name), tables.PROBLEMS, _columns(columns), "prepare", ("seed", "steps", "batch")
         )
         prompts = self.settings.batch.prompts
         schedule = problems.schedule(rows, steps=self.settings.steps, prompts=prompts, seed=self.settings.seed)
         self.write(
-            self.layout.schedule, schema.SCHEDULE, _columns(schema.to_arrow(schema.SCHEDULE, schedule)), "prepare"
+            self.layout.schedule, tables.SCHEDULE, _columns(parquet.to_arrow(tables.SCHEDULE, schedule)), "prepare"
         )
         self.metrics("prepare", 0, "all")
         steps = [schedule[start : start + prompts] for start in range(0, len(schedule), prompts)]
         for step, content in enumerate(steps, start=1):
-            table = _columns(schema.to_arrow(schema.SCHEDULE, content))
-            self.write(self.layout.prompts(step), schema.SCHEDULE, table, "prepare", ("steps", "data"), step=step)
+            table = _columns(parquet.to_arrow(tables.SCHEDULE, content))
+            self.write(self.layout.prompts(step), tables.SCHEDULE, table, "prepare", ("steps", "data"), step=step)
         return steps
 
     def checkpoint(self, step: int, agent: str) -> None:
@@ -149,8 +152,8 @@ class Maker:
             self.settings.algorithm.capability,
         )
         self.capabilities = {row["agent"]: row for row in rows}
-        table = _columns(schema.to_arrow(schema.CAPABILITY, rows))
-        self.write(self.layout.capability(step), schema.CAPABILITY, table, "advantage", step=step)
+        table = _columns(parquet.to_arrow(tables.CAPABILITY, rows))
+        self.write(self.layout.capability(step), tables.CAPABILITY, table, "advantage", step=step)
         self.metrics("advantage", step, "all")
         for learner in AGENTS:
             capability = [row["capability"] for row in rows]
@@ -173,22 +176,22 @@ class Maker:
             "prompt_token_ids": self.lists(
                 prompt_lengths,
                 np.full(int(prompt_lengths.sum()), 7, np.int32),
-                schema.ROLLOUTS.schema.field("prompt_token_ids").type,
+                tables.ROLLOUTS.schema.field("prompt_token_ids").type,
             ),
-            "token_ids": self.lists(lengths, tokens, schema.ROLLOUTS.schema.field("token_ids").type),
+            "token_ids": self.lists(lengths, tokens, tables.ROLLOUTS.schema.field("token_ids").type),
             "text": self.texts.take(pa.array(self.random.integers(0, len(self.texts), count))),
             "finish_reason": pa.array(np.where(stopped, "stop", "length").tolist()),
             "sampler_logprobs": self.lists(
-                lengths, logprobs * np.float32(1 + 1e-6), schema.ROLLOUTS.schema.field("logprobs").type
+                lengths, logprobs * np.float32(1 + 1e-6), tables.ROLLOUTS.schema.field("logprobs").type
             ),
-            "logprobs": self.lists(lengths, logprobs, schema.ROLLOUTS.schema.field("logprobs").type),
+            "logprobs": self.lists(lengths, logprobs, tables.ROLLOUTS.schema.field("logprobs").type),
             "policy": pa.repeat(policy_hash(self.layout.checkpoint(step - 1, agent)), count),
             **{
-                name: pa.nulls(count, schema.ROLLOUTS.schema.field(name).type)
+                name: pa.nulls(count, tables.ROLLOUTS.schema.field(name).type)
                 for name in ("stop_string", "support", "support_logprob")
             },
         }
-        self.write(self.layout.rollouts(step, agent), schema.ROLLOUTS, columns, "generate", step=step, agent=agent)
+        self.write(self.layout.rollouts(step, agent), tables.ROLLOUTS, columns, "generate", step=step, agent=agent)
         self.metrics("generate", step, agent)
         rewards = (stopped & (self.random.random(count) < 0.4)).astype(np.float32)
         verdict = np.where(rewards > 0, "correct", np.where(stopped, "wrong", "truncated"))
@@ -200,7 +203,7 @@ class Maker:
             "answer": answers,
             "message": pa.nulls(count, pa.string()),
         }
-        self.write(self.layout.verdicts(step, agent), schema.VERDICTS, verdicts, "verify", step=step, agent=agent)
+        self.write(self.layout.verdicts(step, agent), tables.VERDICTS, verdicts, "verify", step=step, agent=agent)
         self.metrics("verify", step, agent)
         return columns, rewards
 
@@ -243,9 +246,9 @@ class Maker:
             "as_sampled": pa.array(np.ones(len(own), bool)),
             "source_terminal": terminals,
             "learner_terminal": terminals,
-            "support": pa.nulls(len(terminals), schema.POOL.schema.field("support").type),
+            "support": pa.nulls(len(terminals), tables.POOL.schema.field("support").type),
         }
-        self.write(self.layout.pool(step, learner), schema.POOL, pool, "pool", step=step, learner=learner)
+        self.write(self.layout.pool(step, learner), tables.POOL, pool, "pool", step=step, learner=learner)
         self.metrics("pool", step, learner)
         values = step_advantages(
             np.stack([rewards[agent].reshape(-1, GROUP) for agent in AGENTS], 1),
@@ -260,7 +263,7 @@ class Maker:
         }
         self.write(
             self.layout.advantages(step, learner),
-            schema.ADVANTAGES,
+            tables.ADVANTAGES,
             advantages,
             "advantage",
             step=step,
@@ -295,7 +298,7 @@ class Maker:
             "update": pa.array(update, pa.int32()),
             "sampler_weight": np.ones(len(own)),
         }
-        self.write(self.layout.trace(step, learner), schema.TRACE, trace, "update", step=step, agent=learner)
+        self.write(self.layout.trace(step, learner), tables.TRACE, trace, "update", step=step, agent=learner)
         self.metrics("update", step, learner)
         self.checkpoint(step, learner)
 
@@ -315,7 +318,7 @@ def make(root: Path, steps: int, rollouts: int) -> Pipeline:
     content["answer"] = [str(2 * number) for number in range(4 * prompts)]
     pq.write_table(pa.table(content), root / "problems.parquet")
     pipeline = Pipeline.open(folder)
-    schema.write_json(pipeline.layout.settings, settings_of.dump(pipeline.settings))
+    storage.write_json(pipeline.layout.settings, settings_of.dump(pipeline.settings))
     maker = Maker(pipeline)
     for agent in AGENTS:
         maker.checkpoint(0, agent)
@@ -340,7 +343,7 @@ def main() -> None:
             make(root, options.steps, options.rollouts)
         made = time.perf_counter()
         size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) / 2**20
-        command = [sys.executable, "-m", "stages.cli", "audit", str(root / "pipelines" / "speed"), "--texts", "none"]
+        command = [sys.executable, "-m", "hacpo.cli", "audit", str(root / "pipelines" / "speed"), "--texts", "none"]
         result = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - made
         if result.returncode not in (0, 1):

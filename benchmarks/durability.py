@@ -28,7 +28,7 @@ def count(opened):
     counted.append(time.perf_counter() - begun)
 os.fsync = count
 from hacpo.pipeline.command_line import run_app
-from stages.cli import app
+from hacpo.cli import app
 code = run_app(app, sys.argv[1:])
 print("flushes", len(counted), sum(counted), file=sys.stderr)
 sys.exit(code)

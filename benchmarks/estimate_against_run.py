@@ -25,10 +25,10 @@ from typing import Any
 
 def compare_run(folder: Path) -> None:
     """Print estimate, actual value and their ratio, line by line."""
-    from hacpo.estimate.run import default_hardware, estimate
-    from hacpo.estimate.throughput import choose, load
+    from hacpo.pipeline.progress import totals
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.status import totals
+    from hacpo.tools.estimate.throughput import choose, load
+    from hacpo.tools.estimate.totals import default_hardware, estimate
 
     pipeline = Pipeline.open(folder)
     name = default_hardware(pipeline.settings)
@@ -89,12 +89,15 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-    from hacpo.config import RECIPES, AlgorithmSettings, LauncherSettings, OptimizerSettings
-    from hacpo.engines.trainer import Trainer
-    from hacpo.engines.world import joined
-    from hacpo.estimate.memory import Batch, total, training_parts
-    from hacpo.estimate.shapes import ModelShape
-    from hacpo.updates import plan_updates
+    from hacpo.algorithm.updates import plan_updates
+    from hacpo.engines.training.trainer import Trainer
+    from hacpo.engines.training.world import joined
+    from hacpo.settings.algorithm import AlgorithmSettings
+    from hacpo.settings.engine import LauncherSettings
+    from hacpo.settings.recipes import RECIPES
+    from hacpo.settings.training import OptimizerSettings
+    from hacpo.tools.estimate.memory import Batch, total, training_parts
+    from hacpo.tools.estimate.shapes import ModelShape
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -68,10 +68,13 @@ def _trained(architecture: str, device: str, dtype: Any) -> tuple[list[float], f
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-    from hacpo.config import RECIPES, AlgorithmSettings, LauncherSettings, OptimizerSettings
-    from hacpo.engines.trainer import Trainer
-    from hacpo.engines.world import joined
-    from hacpo.updates import plan_updates
+    from hacpo.algorithm.updates import plan_updates
+    from hacpo.engines.training.trainer import Trainer
+    from hacpo.engines.training.world import joined
+    from hacpo.settings.algorithm import AlgorithmSettings
+    from hacpo.settings.engine import LauncherSettings
+    from hacpo.settings.recipes import RECIPES
+    from hacpo.settings.training import OptimizerSettings
 
     torch.manual_seed(0)
     kind = {"qwen3": Qwen3Config, "llama": LlamaConfig}[architecture]
@@ -132,7 +135,7 @@ def make_agents(problems: Sequence[str], *, small: bool) -> None:
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-    from hacpo.estimate.known_models import KNOWN_MODELS
+    from hacpo.tools.estimate.known_models import KNOWN_MODELS
 
     for name, repository in AGENTS.items():
         folder, shape = PROJECT / "models" / name, KNOWN_MODELS[repository]
@@ -245,7 +248,7 @@ def write_pipeline(options: argparse.Namespace, engine: str, problems: Path | No
 def hacpo(*arguments: str) -> int:
     """Run a command of this checkout in the check's project."""
     return subprocess.run(
-        [sys.executable, "-c", "from stages.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from hacpo.cli import main; main()", *arguments],
         cwd=PROJECT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         check=False,
@@ -279,8 +282,8 @@ def figures(engine: str, steps: int, peak: float) -> Iterator[tuple[str, str, st
     """(agent, what, figure) of the last step, the one that is warm."""
     import polars as pl
 
-    from hacpo.estimate.shapes import from_folder
-    from hacpo.estimate.timing import forward_flops
+    from hacpo.tools.estimate.shapes import from_folder
+    from hacpo.tools.estimate.timing import forward_flops
 
     artifacts = PROJECT / "artifacts" / engine
     for name in AGENTS:

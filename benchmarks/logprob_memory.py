@@ -24,7 +24,7 @@ def measure(kind: str, tokens: int) -> dict[str, float]:
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    from hacpo.engines import logprobs
+    from hacpo.engines.training import logprobs
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

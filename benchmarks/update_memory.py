@@ -46,8 +46,8 @@ def make_model(folder: Path, *, hidden: int, layers: int, dtype: str) -> int:
     import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    from hacpo.config import TinySettings, WarmupSettings
-    from hacpo.engines.tiny import build_tokenizer
+    from hacpo.engines.models.tiny import build_tokenizer
+    from hacpo.settings.agents import TinySettings, WarmupSettings
 
     settings = TinySettings(
         architecture="qwen3", layers=1, hidden=8, heads=1, vocabulary="characters", warmup=WarmupSettings(steps=1)
@@ -73,8 +73,8 @@ def make_model(folder: Path, *, hidden: int, layers: int, dtype: str) -> int:
 
 
 def measured(target: Path, words: list[str]) -> None:
-    """Be one process of an update (`-m stages.update ...`), and write down its peaks."""
-    from hacpo.engines.trainer import Trainer
+    """Be one process of an update (`-m hacpo.stages.update ...`), and write down its peaks."""
+    from hacpo.engines.training.trainer import Trainer
 
     begins: list[int] = []
     train = Trainer.train
@@ -130,7 +130,7 @@ def main() -> None:
             stages += [("generate", *one, "--agent", "ada"), ("verify", *one, "--agent", "ada")]
             stages += [("pool", *one, "--learner", "ada"), ("advantage", *one), ("update", *one, "--agent", "ada")]
         for name, *words in stages:
-            command = [sys.executable, "-m", f"stages.{name}", "pipelines/small", *words]
+            command = [sys.executable, "-m", f"hacpo.stages.{name}", "pipelines/small", *words]
             subprocess.run(command, cwd=project, env=environment, check=True, stdout=subprocess.DEVNULL)
             if name == "update":
                 for rank in range(options.processes):

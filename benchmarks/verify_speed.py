@@ -31,8 +31,8 @@ from pathlib import Path
 
 import polars as pl
 
-from hacpo.config import VerificationSettings
-from hacpo.reward import Request, Verdict, Verifier
+from hacpo.settings.verification import VerificationSettings
+from hacpo.verifying.verifier import Request, Verdict, Verifier
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hacpo.artifacts.model_folder import MODEL_FILES
 from hacpo.errors import HacpoError, StorageError
-from hacpo.model_folder import MODEL_FILES
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

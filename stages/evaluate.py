@@ -2,134 +2,117 @@
 
 from __future__ import annotations
 
-import typer
-
+from hacpo.pipeline.catalogue import EVALUATE
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
-from hacpo.pipeline.stage import open_stage
+from hacpo.pipeline.elsewhere import checkpoint_command
+from hacpo.pipeline.stage import Stage
+from hacpo.pipeline.stage_command import stage_command
 
 
-def evaluate(
-    context: typer.Context,
-    pipeline: PipelineFolder,
-    step: StepOption,
-    agent: AgentOption,
-    out: OutOption = None,
-    limit: LimitOption = None,
-    overrides: SetOption = None,
-) -> None:
+@stage_command(EVALUATE)
+def evaluate(stage: Stage) -> None:
     """Write evaluations/step=<step>/agent=<name>; step 0 is the start."""
-    from hacpo import schema
-    from hacpo.metrics import summary
-    from hacpo.reward import Request, Verdict, Verifier, check_error_rate
+    from hacpo.artifacts import tables
+    from hacpo.engines.from_checkpoint import open_engine, open_tokenizer
+    from hacpo.engines.interface import SamplingParameters, SamplingRequest
+    from hacpo.engines.response_store import SavingSampler
+    from hacpo.evaluation.metrics import summary
+    from hacpo.seeds import derive_seed
+    from hacpo.tokens.prompts import check_template, prompt_token_ids
+    from hacpo.verifying.verifier import Request, Verdict, Verifier, check_error_rate
 
-    with open_stage(
-        "evaluate", context.obj, pipeline, step=step, agent=agent, out=out, limit=limit, overrides=overrides or ()
-    ) as stage:
-        from hacpo.engines.base import SamplingParameters, SamplingRequest
-        from hacpo.engines.loading import open_engine, open_tokenizer
-        from hacpo.engines.saved import SavingSampler
-        from hacpo.prompts import check_template, prompt_token_ids
-        from hacpo.seeds import derive_seed
-
-        settings, mine = stage.settings, stage.settings.agents[agent]
-        rows = []
-        judged: list[Verdict] = []
-        # First of all: a reward function that cannot be used must not cost the sampling.
-        with Verifier(settings.verification, stage.pipeline.root) as verifier:
-            checkpoint = stage.inputs.checkpoint(step, agent)
-            made_by = stage.pipeline.checkpoint_command(step, agent)
-            tokenizer = open_tokenizer(stage.session.models, checkpoint, made_by)
-            check_template(tokenizer, agent, mine.prompt)
-            engine = open_engine(
-                stage.session.models,
-                agent,
-                checkpoint,
-                settings.engine,
-                made_by,
-                stage.pipeline.folder,
-                stage.outputs.merged(f"{agent}-{stage.name}"),
-            )
-            stage.check_policy(step, engine.policy)
-            sampler = SavingSampler(
-                engine.sampler, engine.policy, settings.engine, stage.outputs.saved("evaluations", step, agent)
-            )
-            for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
-                path = stage.inputs.problems(benchmark.data)
-                problems = stage.read(path, schema.PROBLEMS, "prepare").to_pylist()[:limit]
-                asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
-                prompts = {
-                    problem["problem_id"]: prompt_token_ids(tokenizer, problem, mine.prompt) for problem in problems
-                }
-                responses = sampler.sample(
-                    [
-                        SamplingRequest(
-                            prompts[problem["problem_id"]],
-                            # Not the step's number: the same random streams at every step make curves comparable.
-                            derive_seed(settings.seed, "evaluate", name, agent, problem["problem_id"], sample),
-                        )
-                        for problem, sample in asked
-                    ],
-                    SamplingParameters(
-                        benchmark.temperature,
-                        benchmark.max_new_tokens or mine.sampling.max_new_tokens,
-                        benchmark.top_p,
-                        benchmark.top_k,
-                        mine.sampling.stop,
-                    ),
-                    stage.progress,
-                )
-                texts = [engine.tokenizer.decode(response.token_ids) for response in responses]
-                verdicts = verifier.verify(
-                    [
-                        Request(
-                            f"{problem['problem_id']}/{sample}",
-                            text,
-                            response.finish_reason,
-                            problem["answer"],
-                            problem,
-                        )
-                        for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
-                    ]
-                )
-                rows += [
-                    {
-                        "benchmark": name,
-                        "problem_id": problem["problem_id"],
-                        "sample": sample,
-                        "text": text,
-                        "token_count": len(response.token_ids),
-                        "finish_reason": response.finish_reason,
-                        "reward": verdict.reward,
-                        "verdict": verdict.verdict,
-                        "extracted": verdict.extracted,
-                        "message": verdict.message,
-                    }
-                    for (problem, sample), text, response, verdict in zip(
-                        asked, texts, responses, verdicts, strict=True
+    step, agent = stage.step, stage.mine
+    settings, mine = stage.settings, stage.settings.agents[agent]
+    rows = []
+    judged: list[Verdict] = []
+    # First of all: a reward function that cannot be used must not cost the sampling.
+    with Verifier(settings.verification, stage.pipeline.root) as verifier:
+        checkpoint = stage.checkpoint(step)
+        made_by = checkpoint_command(stage.pipeline, step, agent)
+        tokenizer = open_tokenizer(stage.session.models, checkpoint, made_by)
+        check_template(tokenizer, agent, mine.prompt)
+        engine = open_engine(
+            stage.session.models,
+            agent,
+            checkpoint,
+            settings.engine,
+            made_by,
+            stage.pipeline.folder,
+            stage.outputs.merged(f"{agent}-{stage.name}"),
+        )
+        stage.check_policy(step, engine.policy)
+        sampler = SavingSampler(
+            engine.sampler, engine.policy, settings.engine, stage.outputs.saved("evaluations", step, agent)
+        )
+        for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
+            problems = stage.read_problems(benchmark.data).to_pylist()[: stage.limit]
+            asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
+            prompts = {problem["problem_id"]: prompt_token_ids(tokenizer, problem, mine.prompt) for problem in problems}
+            responses = sampler.sample(
+                [
+                    SamplingRequest(
+                        prompts[problem["problem_id"]],
+                        # Not the step's number: the same random streams at every step make curves comparable.
+                        derive_seed(settings.seed, "evaluate", name, agent, problem["problem_id"], sample),
                     )
+                    for problem, sample in asked
+                ],
+                SamplingParameters(
+                    benchmark.temperature,
+                    benchmark.max_new_tokens or mine.sampling.max_new_tokens,
+                    benchmark.top_p,
+                    benchmark.top_k,
+                    mine.sampling.stop,
+                ),
+                stage.progress,
+            )
+            texts = [engine.tokenizer.decode(response.token_ids) for response in responses]
+            verdicts = verifier.verify(
+                [
+                    Request(
+                        f"{problem['problem_id']}/{sample}",
+                        text,
+                        response.finish_reason,
+                        problem["answer"],
+                        problem,
+                    )
+                    for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
                 ]
-                judged += verdicts
-                starts = range(0, len(asked), benchmark.samples)
-                each = [verdicts[start : start + benchmark.samples] for start in starts]
-                numbers = summary(each, votes=settings.verification.is_math)
-                stage.metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
-                stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
-        engine.rest()
-        stage.metrics |= engine.metrics
-        stage.write(
-            stage.outputs.evaluation(step, agent),
-            schema.EVALUATIONS,
-            rows,
-            step=step,
-            agent=agent,
-            rows_per_shard=settings.storage.rows_per_shard,
-        )
-        sampler.forget()
-        check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(step, agent))
-        stage.summary = ", ".join(
-            f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks
-        )
+            )
+            rows += [
+                {
+                    "benchmark": name,
+                    "problem_id": problem["problem_id"],
+                    "sample": sample,
+                    "text": text,
+                    "token_count": len(response.token_ids),
+                    "finish_reason": response.finish_reason,
+                    "reward": verdict.reward,
+                    "verdict": verdict.verdict,
+                    "extracted": verdict.extracted,
+                    "message": verdict.message,
+                }
+                for (problem, sample), text, response, verdict in zip(asked, texts, responses, verdicts, strict=True)
+            ]
+            judged += verdicts
+            starts = range(0, len(asked), benchmark.samples)
+            each = [verdicts[start : start + benchmark.samples] for start in starts]
+            numbers = summary(each, votes=settings.verification.is_math)
+            stage.metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
+            stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
+    engine.rest()
+    stage.metrics |= engine.metrics
+    stage.write(
+        stage.outputs.evaluation(step, agent),
+        tables.EVALUATIONS,
+        rows,
+        rows_per_shard=settings.storage.rows_per_shard,
+    )
+    sampler.forget()
+    check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(step, agent))
+    stage.summary = ", ".join(
+        f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks
+    )
 
 
 if __name__ == "__main__":

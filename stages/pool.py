@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import typer
-
+from hacpo.pipeline.catalogue import POOL_STAGE
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import LearnerOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
-from hacpo.pipeline.stage import Stage, open_stage
+from hacpo.pipeline.stage import Stage
+from hacpo.pipeline.stage_command import stage_command
 
 if TYPE_CHECKING:
-    from hacpo.pooling import Limits, TextRoute
+    from hacpo.algorithm.pooling import Limits, TextRoute
 
 _NEEDED = (
     "rollout_id",
@@ -29,99 +28,66 @@ _NEEDED = (
 )
 
 
-def pool(
-    context: typer.Context,
-    pipeline: PipelineFolder,
-    step: StepOption,
-    learner: LearnerOption,
-    out: OutOption = None,
-    limit: LimitOption = None,
-    overrides: SetOption = None,
-) -> None:
+@stage_command(POOL_STAGE)
+def pool(stage: Stage) -> None:
     """Write pool/step=<step>/learner=<name>: rollouts of equal tokenizers as sampled, the others retokenised."""
-    from hacpo import schema
-    from hacpo.pooling import Limits, build_pool
-    from hacpo.rollouts import first_problems, with_rewards
-    from hacpo.support import to_columns, to_rows
+    from hacpo.algorithm.pooling import Limits, build_pool
+    from hacpo.algorithm.rollouts import first_problems, with_rewards
+    from hacpo.algorithm.support import to_columns, to_rows
+    from hacpo.artifacts import tables
 
-    with open_stage(
-        "pool",
-        context.obj,
-        pipeline,
-        step=step,
-        agent=learner,
-        out=out,
-        limit=limit,
-        overrides=overrides or (),
-        steps_from=1,
-    ) as stage:
-        settings = stage.settings
-        sources = list(settings.agents) if settings.algorithm.rollouts.share else [learner]
-        problems = stage.read(stage.inputs.prompts(step), schema.SCHEDULE, "prepare", step=step).to_pylist()[:limit]
-        rollouts = {}
-        for source in sources:
-            table = stage.read(
-                stage.inputs.rollouts(step, source),
-                schema.ROLLOUTS,
-                "generate",
-                columns=[*_NEEDED, *(("prompt_token_ids",) if source == learner else ())],
-                step=step,
-                agent=source,
+    settings, learner = stage.settings, stage.mine
+    sources = list(settings.agents) if settings.algorithm.rollouts.share else [learner]
+    problems = stage.read(tables.PROMPTS).to_pylist()[: stage.limit]
+    rollouts = {}
+    for source in sources:
+        columns = [*_NEEDED, *(("prompt_token_ids",) if source == learner else ())]
+        table = stage.read(tables.ROLLOUTS, source, columns=columns)
+        rewards = stage.read(tables.VERDICTS, source, columns=["rollout_id", "reward"])
+        rollouts[source] = first_problems(with_rewards(to_rows(table), rewards.to_pylist()), stage.limit)
+    rows = build_pool(
+        problems,
+        rollouts,
+        learner=learner,
+        group_size=settings.responses_per_prompt,
+        routes=_routes(stage, learner, sources),
+        prompt_settings=settings.agents[learner].prompt,
+        limits=_limits(stage, learner) if len(sources) > 1 else Limits(),
+        score_eos=settings.algorithm.importance.score_eos,
+        on_progress=stage.progress,
+    )
+    stage.write(
+        stage.outputs.pool(stage.step, learner),
+        tables.POOL,
+        to_columns(rows, tables.POOL.schema.names),
+        rows_per_shard=settings.storage.rows_per_shard,
+    )
+    counts = Counter(row["status"] for row in rows)
+    cross = [row for row in rows if not row["is_self"]]
+    stage.metrics |= {f"status.{name}": count for name, count in sorted(counts.items())}
+    if cross:
+        stage.metrics["as_sampled"] = sum(row["as_sampled"] for row in cross) / len(cross)
+        stage.metrics["roundtrip"] = sum(row["roundtrip"] for row in cross) / len(cross)
+        kept = [row for row in cross if row["status"] == "kept"]
+        if kept:
+            stage.metrics["token_ratio"] = sum(row["learner_tokens"] for row in kept) / sum(
+                row["source_tokens"] for row in kept
             )
-            rewards = stage.read(
-                stage.inputs.verdicts(step, source),
-                schema.VERDICTS,
-                "verify",
-                columns=["rollout_id", "reward"],
-                step=step,
-                agent=source,
-            )
-            rollouts[source] = first_problems(with_rewards(to_rows(table), rewards.to_pylist()), limit)
-        rows = build_pool(
-            problems,
-            rollouts,
-            learner=learner,
-            group_size=settings.responses_per_prompt,
-            routes=_routes(stage, learner, sources),
-            prompt_settings=settings.agents[learner].prompt,
-            limits=_limits(stage, learner) if len(sources) > 1 else Limits(),
-            score_eos=settings.algorithm.importance.score_eos,
-            on_progress=stage.progress,
-        )
-        stage.write(
-            stage.outputs.pool(step, learner),
-            schema.POOL,
-            to_columns(rows, schema.POOL.schema.names),
-            step=step,
-            learner=learner,
-            rows_per_shard=settings.storage.rows_per_shard,
-        )
-        counts = Counter(row["status"] for row in rows)
-        cross = [row for row in rows if not row["is_self"]]
-        stage.metrics |= {f"status.{name}": count for name, count in sorted(counts.items())}
-        if cross:
-            stage.metrics["as_sampled"] = sum(row["as_sampled"] for row in cross) / len(cross)
-            stage.metrics["roundtrip"] = sum(row["roundtrip"] for row in cross) / len(cross)
-            kept = [row for row in cross if row["status"] == "kept"]
-            if kept:
-                stage.metrics["token_ratio"] = sum(row["learner_tokens"] for row in kept) / sum(
-                    row["source_tokens"] for row in kept
-                )
-        stage.summary = f"{len(rows)} rollouts, " + ", ".join(f"{n} {name}" for name, n in counts.most_common())
+    stage.summary = f"{len(rows)} rollouts, " + ", ".join(f"{n} {name}" for name, n in counts.most_common())
 
 
 def _limits(stage: Stage, learner: str) -> Limits:
     """What the learner's model can take of the others' responses."""
-    from hacpo.model_folder import read_mapping
-    from hacpo.pooling import Limits
+    from hacpo.algorithm.pooling import Limits
+    from hacpo.artifacts.model_folder import read_mapping
 
     return Limits.of(read_mapping(stage.start(learner) / "config.json"), stage.settings.pool.max_tokens)
 
 
 def _routes(stage: Stage, learner: str, sources: Sequence[str]) -> dict[str, TextRoute]:
     """How the responses of each source with another tokenizer become the learner's tokens."""
-    from hacpo.pooling import TextRoute
-    from hacpo.same_tokenizer import same_tokenizer
+    from hacpo.algorithm.pooling import TextRoute
+    from hacpo.tokens.same_tokenizer import same_tokenizer
 
     mine = stage.start(learner)
     always = stage.settings.pool.retokenise == "always"

@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-import typer
-
+from hacpo.pipeline.catalogue import REPORT_STAGE
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import LimitOption, OutOption, PipelineFolder, SetOption
-from hacpo.pipeline.stage import open_stage
+from hacpo.pipeline.stage import Stage
+from hacpo.pipeline.stage_command import stage_command
 
 
-def report(
-    context: typer.Context,
-    pipeline: PipelineFolder,
-    out: OutOption = None,
-    limit: LimitOption = None,
-    overrides: SetOption = None,
-) -> None:
+@stage_command(REPORT_STAGE)
+def report(stage: Stage) -> None:
     """Write report/index.html, metrics.json and curves.csv from what is there (--limit: problems a step to browse)."""
-    from hacpo import schema
+    from hacpo.artifacts import storage, tables
+    from hacpo.tools.report import browser, collect, facts, page, summary
 
-    with open_stage(
-        "report", context.obj, pipeline, out=out, limit=limit, overrides=overrides or (), metrics=False
-    ) as stage:
-        from hacpo.report import browser, collect, facts, page, summary
-
-        layout, folder = stage.inputs, stage.outputs.report
-        settings = facts.run_settings(layout, stage.pipeline.settings)
-        shown = stage.settings.report
-        if limit is not None:
-            shown = shown.model_copy(update={"problems_per_step": limit})
-        settings = settings.model_copy(update={"report": shown})
-        agents = list(settings.agents)
-        found = collect.collect(layout, stage.run, agents, settings.steps, settings.evaluation.series)
-        schedule = []
-        if layout.schedule.is_file():
-            schedule = stage.read(layout.schedule, schema.SCHEDULE, "prepare").to_pylist()
-        embedded = browser.embed(layout, stage.run, agents, schedule, settings.report)
-        html = page.render(
-            stage.run,
-            settings,
-            found,
-            facts.agent_facts(layout, settings),
-            facts.problem_sets(layout, stage.run, settings),
-            embedded,
-        )
-        for name, text in (("curves.csv", summary.curves_csv(found, settings)), ("index.html", html)):
-            with schema.atomic(folder / name) as scratch:
-                scratch.write_text(text, encoding="utf-8", newline="\n")
-        schema.write_json(folder / "metrics.json", summary.metrics(found, settings))
-        stage.summary = f"{folder / 'index.html'} ({len(html.encode()) / 2**20:.1f} MiB), {found.steps_trained} steps"
+    layout, folder = stage.inputs, stage.outputs.report
+    settings = facts.run_settings(layout, stage.pipeline.settings)
+    shown = stage.settings.report
+    if stage.limit is not None:
+        shown = shown.model_copy(update={"problems_per_step": stage.limit})
+    settings = settings.model_copy(update={"report": shown})
+    agents = list(settings.agents)
+    found = collect.collect(layout, stage.run, agents, settings.steps, settings.evaluation.series)
+    schedule = []
+    if layout.schedule.is_file():
+        schedule = stage.read(tables.SCHEDULE).to_pylist()
+    embedded = browser.embed(layout, stage.run, agents, schedule, settings.report)
+    html = page.render(
+        stage.run,
+        settings,
+        found,
+        facts.agent_facts(layout, settings),
+        facts.problem_sets(layout, stage.run, settings),
+        embedded,
+    )
+    for name, text in (("curves.csv", summary.curves_csv(found, settings)), ("index.html", html)):
+        with storage.atomic(folder / name) as scratch:
+            scratch.write_text(text, encoding="utf-8", newline="\n")
+    storage.write_json(folder / "metrics.json", summary.metrics(found, settings))
+    stage.summary = f"{folder / 'index.html'} ({len(html.encode()) / 2**20:.1f} MiB), {found.steps_trained} steps"
 
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@ def resolve(
     ] = None,
 ) -> None:
     """Write settings.json: what every stage reads, key by key, and what DVC tracks."""
-    from hacpo import schema
-    from hacpo import settings as settings_of
+    from hacpo.artifacts import storage
+    from hacpo.artifacts.layout import Layout
     from hacpo.errors import SettingsError
-    from hacpo.layout import Layout
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.stamped import check_stamped
+    from hacpo.pipeline.stamp_check import check_stamped
+    from hacpo.settings import params as settings_of
 
     if overrides and out is None:
         raise SettingsError("--set is for debugging and needs --out")
@@ -34,7 +34,7 @@ def resolve(
     if stamped is not None:
         check_stamped(opened)
     target = (Layout(out) if out is not None else opened.layout).settings
-    schema.write_json(target, settings_of.dump(opened.settings))
+    storage.write_json(target, settings_of.dump(opened.settings))
     if context.obj is None:
         print(f"resolve: {target}")
 

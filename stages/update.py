@@ -3,136 +3,104 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
+from hacpo.algorithm.updates import Row
+from hacpo.artifacts.text_files import load_json
+from hacpo.engines.training.processes import launched, place
+from hacpo.pipeline.catalogue import UPDATE
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption, StepOption
-from hacpo.pipeline.stage import Stage, open_stage
-from hacpo.processes import launched, place
-from hacpo.text_files import load_json
-from hacpo.updates import Row
+from hacpo.pipeline.elsewhere import checkpoint_command
+from hacpo.pipeline.stage import Stage
+from hacpo.pipeline.stage_command import stage_command
 
 
-def update(
-    context: typer.Context,
-    pipeline: PipelineFolder,
-    step: StepOption,
-    agent: AgentOption,
-    out: OutOption = None,
-    limit: LimitOption = None,
-    overrides: SetOption = None,
-) -> None:
+@stage_command(UPDATE)
+def update(stage: Stage) -> None:
     """Write updates/step=<step>/agent=<name>/trace.parquet and checkpoints/step=<step>/agent=<name>."""
-    from hacpo import schema
+    from hacpo.artifacts import storage, tables
 
-    with open_stage(
-        "update",
-        context.obj,
-        pipeline,
-        step=step,
-        agent=agent,
-        out=out,
-        limit=limit,
-        overrides=overrides or (),
-        steps_from=1,
-    ) as stage:
-        settings = stage.settings
-        launcher = settings.launcher
-        if launcher.world_size > 1 and place() is None and not launched():
-            _launched(stage, pipeline, out, limit, overrides or ())
+    settings, step, agent = stage.settings, stage.step, stage.mine
+    launcher = settings.launcher
+    if launcher.world_size > 1 and place() is None and not launched():
+        _launched(stage)
+        return
+    import torch
+
+    from hacpo.algorithm.updates import plan_updates, shuffle_seed
+    from hacpo.engines.models.checkpoint import policy_hash, resolve_device, save_model
+    from hacpo.engines.training.trainer import Trainer
+    from hacpo.engines.training.world import joined
+
+    loss = settings.algorithm.loss
+    rows = _rows(stage)
+    # The same bits again where CUDA's kernels allow it; those that do not say so.
+    torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
+    before = stage.checkpoint(step - 1)
+    dtype = getattr(torch, settings.engine.dtype)
+    shards = launcher.world_size > 1 or dtype != torch.float32
+    device = resolve_device(settings.engine)
+    with joined(launcher, device, shards=shards, dtype=dtype) as world:
+        pad_token_id, model, initial = _models(stage, before, shards=shards, leads=world.leads)
+        trainer = Trainer(
+            model,
+            pad_token_id,
+            settings.algorithm,
+            settings.optimizer,
+            settings.agents[agent].sampling.temperature,
+            initial_model=initial,
+            world=world,
+            dtype=dtype,
+            device=device,
+        )
+        if (before / "trainer").is_dir():
+            trainer.load(before / "trainer")
+        plan = plan_updates(
+            rows,
+            updates=settings.updates_per_step,
+            order=loss.minibatch_order,
+            ranks=loss.ranks,
+            seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
+        )
+        begun = time.perf_counter()
+        trace, metrics = trainer.train(plan, stage.progress)
+        stage.metrics["train_seconds"] = round(time.perf_counter() - begun, 4)
+        weights = trainer.whole_weights()
+        if not world.leads:
+            trainer.save(None)
             return
-        import torch
-
-        from hacpo.engines.checkpoint import policy_hash, resolve_device, save_model
-        from hacpo.engines.trainer import Trainer
-        from hacpo.engines.world import joined
-        from hacpo.updates import plan_updates, shuffle_seed
-
-        loss = settings.algorithm.loss
-        rows = _rows(stage, agent)
-        # The same bits again where CUDA's kernels allow it; those that do not say so.
-        torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
-        before = stage.inputs.checkpoint(step - 1, agent)
-        dtype = getattr(torch, settings.engine.dtype)
-        shards = launcher.world_size > 1 or dtype != torch.float32
-        device = resolve_device(settings.engine)
-        with joined(launcher, device, shards=shards, dtype=dtype) as world:
-            pad_token_id, model, initial = _models(stage, before, shards=shards, leads=world.leads)
-            trainer = Trainer(
-                model,
-                pad_token_id,
-                settings.algorithm,
-                settings.optimizer,
-                settings.agents[agent].sampling.temperature,
-                initial_model=initial,
-                world=world,
-                dtype=dtype,
-                device=device,
-            )
-            if (before / "trainer").is_dir():
-                trainer.load(before / "trainer")
-            plan = plan_updates(
-                rows,
-                updates=settings.updates_per_step,
-                order=loss.minibatch_order,
-                ranks=loss.ranks,
-                seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
-            )
-            begun = time.perf_counter()
-            trace, metrics = trainer.train(plan, stage.progress)
-            stage.metrics["train_seconds"] = round(time.perf_counter() - begun, 4)
-            weights = trainer.whole_weights()
-            if not world.leads:
-                trainer.save(None)
-                return
-            order = {row["rollout_id"]: number for number, row in enumerate(rows)}
-            trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
-            with (
-                schema.atomic(stage.outputs.checkpoint(step, agent)) as checkpoint,
-                schema.atomic(stage.outputs.trace(step, agent).parent) as updates,
-            ):
-                checkpoint.mkdir()
-                save_model(trainer.model, checkpoint, like=before, weights=weights)
-                trainer.save(checkpoint / "trainer")
-                stage.policy = policy_hash(checkpoint)
-                updates.mkdir()
-                stage.write(updates / "trace.parquet", schema.TRACE, trace, step=step, agent=agent)
-        if out is None and not shards:
-            stage.session.models.keep(agent, stage.policy, settings.engine, model)
-        stage.metrics |= metrics
-        stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
-        stage.summary = _summary(stage)
+        order = {row["rollout_id"]: number for number, row in enumerate(rows)}
+        trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
+        with (
+            storage.atomic(stage.outputs.checkpoint(step, agent)) as checkpoint,
+            storage.atomic(stage.outputs.trace(step, agent).parent) as updates,
+        ):
+            checkpoint.mkdir()
+            save_model(trainer.model, checkpoint, like=before, weights=weights)
+            trainer.save(checkpoint / "trainer")
+            stage.policy = policy_hash(checkpoint)
+            updates.mkdir()
+            stage.write(updates / tables.TRACE.file, tables.TRACE, trace)
+    if stage.inputs == stage.outputs and not shards:
+        stage.session.models.keep(agent, stage.policy, settings.engine, model)
+    stage.metrics |= metrics
+    stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
+    stage.summary = _summary(stage)
 
 
-def _rows(stage: Stage, agent: str) -> list[Row]:
+def _rows(stage: Stage) -> list[Row]:
     """The agent's pool with its advantages and its own log-probabilities, as training reads it."""
-    from hacpo import schema
-    from hacpo.rollouts import first_problems, training_rows
-    from hacpo.support import to_rows
+    from hacpo.algorithm.rollouts import first_problems, training_rows
+    from hacpo.algorithm.support import to_rows
+    from hacpo.artifacts import tables
 
-    loss, step = stage.settings.algorithm.loss, stage.step
+    loss = stage.settings.algorithm.loss
     sampler_cap = loss.sampler_correction_cap if loss.sampler_correction == "truncated" else None
-    pool = stage.read(stage.inputs.pool(step, agent), schema.POOL, "pool", step=step, learner=agent)
-    advantages = stage.read(
-        stage.inputs.advantages(step, agent),
-        schema.ADVANTAGES,
-        "advantage",
-        columns=["rollout_id", "effective_advantage"],
-        step=step,
-        learner=agent,
-    )
-    own = stage.read(
-        stage.inputs.rollouts(step, agent),
-        schema.ROLLOUTS,
-        "generate",
-        columns=["rollout_id", "logprobs", "support", *(["sampler_logprobs"] if sampler_cap is not None else [])],
-        step=step,
-        agent=agent,
-    )
+    pool = stage.read(tables.POOL)
+    advantages = stage.read(tables.ADVANTAGES, columns=["rollout_id", "effective_advantage"])
+    of_sampler = ["sampler_logprobs"] if sampler_cap is not None else []
+    own = stage.read(tables.ROLLOUTS, columns=["rollout_id", "logprobs", "support", *of_sampler])
     rows = training_rows(
         to_rows(pool), advantages.to_pylist(), to_rows(own), sampler_cap=sampler_cap, where=stage.title
     )
@@ -145,8 +113,8 @@ def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[i
     Args:
         leads: this is the first process, or the only one.
     """
-    from hacpo.engines.checkpoint import load_model
-    from hacpo.engines.loading import open_to_train
+    from hacpo.engines.from_checkpoint import open_to_train
+    from hacpo.engines.models.checkpoint import load_model
 
     assert stage.agent is not None
     tokenizer, model, policy = open_to_train(
@@ -154,7 +122,7 @@ def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[i
         stage.agent,
         before,
         stage.settings.engine,
-        stage.pipeline.checkpoint_command(stage.step - 1, stage.agent),
+        checkpoint_command(stage.pipeline, stage.step - 1, stage.agent),
         shards=shards,
     )
     if not leads:
@@ -164,13 +132,13 @@ def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[i
     penalised = stage.settings.algorithm.loss.kl_coef > 0
     if penalised and stage.step > 1:
         stage.check_policy(0)
-    initial = load_model(stage.inputs.checkpoint(0, stage.agent), stage.settings.engine) if penalised else None
+    initial = load_model(stage.checkpoint(0), stage.settings.engine) if penalised else None
     return tokenizer.pad_token_id, model, initial
 
 
 def _settle_adapter(stage: Stage, model: Any, before: Path) -> None:
     """Give the model its adapter before the first step, if the agent trains one."""
-    from hacpo.engines.adapter import settle_adapter
+    from hacpo.engines.models.adapter import settle_adapter
     from hacpo.seeds import derive_seed
 
     assert stage.agent is not None
@@ -179,7 +147,7 @@ def _settle_adapter(stage: Stage, model: Any, before: Path) -> None:
         stage.settings.agents[stage.agent].adapter,
         step=stage.step,
         before=before,
-        base=stage.inputs.checkpoint(0, stage.agent).relative_to(stage.pipeline.root),
+        base=stage.checkpoint(0).relative_to(stage.pipeline.root),
         seed=derive_seed(stage.settings.seed, "adapter", stage.agent),
         where=f"agents.{stage.agent}.adapter",
     )
@@ -191,15 +159,15 @@ def _summary(stage: Stage) -> str:
     return f"{found['updates']:.0f} updates on {responses:.0f} responses, loss {found['loss']:+.4f}"
 
 
-def _launched(stage: Stage, folder: Path, out: Path | None, limit: int | None, overrides: Sequence[str]) -> None:
+def _launched(stage: Stage) -> None:
     """Let several processes do it; the first of them writes everything, its metrics too."""
     from hacpo.pipeline.launching import launch
 
     assert stage.agent is not None
-    arguments = [str(folder), "--step", str(stage.step), "--agent", stage.agent]
-    arguments += ["--out", str(out)] if out is not None else []
-    arguments += ["--limit", str(limit)] if limit is not None else []
-    for override in overrides:
+    arguments = [str(stage.pipeline.folder), "--step", str(stage.step), "--agent", stage.agent]
+    arguments += ["--out", str(stage.outputs.root)] if stage.outputs != stage.inputs else []
+    arguments += ["--limit", str(stage.limit)] if stage.limit is not None else []
+    for override in stage.overrides:
         arguments += ["--set", override]
     stage.session.free_models()
     settings = stage.pipeline.settings

@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-import typer
-
+from hacpo.pipeline.catalogue import WARMUP
 from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.options import AgentOption, LimitOption, OutOption, PipelineFolder, SetOption
-from hacpo.pipeline.stage import open_stage
+from hacpo.pipeline.stage import Stage
+from hacpo.pipeline.stage_command import stage_command
 
 
-def warmup(
-    context: typer.Context,
-    pipeline: PipelineFolder,
-    agent: AgentOption,
-    out: OutOption = None,
-    limit: LimitOption = None,
-    overrides: SetOption = None,
-) -> None:
+@stage_command(WARMUP)
+def warmup(stage: Stage) -> None:
     """Write checkpoints/step=0000/agent=<name>: train a tiny model (--limit N: for N steps), or take a model from a
     folder or the hub."""
-    from hacpo import schema
+    from hacpo.artifacts import storage
+    from hacpo.artifacts.weights import policy_hash
+    from hacpo.engines.models.adapter import check_adapter
 
-    with open_stage(
-        "warmup", context.obj, pipeline, agent=agent, out=out, limit=limit, overrides=overrides or ()
-    ) as stage:
-        from hacpo.engines.adapter import check_adapter
-        from hacpo.weights import policy_hash
+    agent = stage.mine
+    settings = stage.settings.agents[agent]
+    with storage.atomic(stage.outputs.checkpoint(0, agent)) as scratch:
+        scratch.mkdir()
+        if settings.model is not None:
+            from hacpo.engines.models.first_checkpoint import start_from_model
 
-        settings = stage.settings.agents[agent]
-        with schema.atomic(stage.outputs.checkpoint(0, agent)) as scratch:
-            scratch.mkdir()
-            if settings.model is not None:
-                from hacpo.engines.starting import start_from_model
+            stage.summary = start_from_model(agent, settings, stage.pipeline.root, scratch, stage.progress)
+            if settings.adapter is not None:
+                check_adapter(scratch, settings.adapter, f"agents.{agent}.adapter")
+        elif settings.tiny is not None:
+            import torch
 
-                stage.summary = start_from_model(agent, settings, stage.pipeline.root, scratch, stage.progress)
-                if settings.adapter is not None:
-                    check_adapter(scratch, settings.adapter, f"agents.{agent}.adapter")
-            elif settings.tiny is not None:
-                import torch
+            from hacpo.engines.training.warm_start import warm_start
+            from hacpo.seeds import derive_seed
 
-                from hacpo.engines.warmup import warm_start
-                from hacpo.seeds import derive_seed
-
-                if settings.adapter is not None:
-                    check_adapter(settings.tiny, settings.adapter, f"agents.{agent}.adapter")
-                torch.set_num_threads(stage.settings.engine.threads or torch.get_num_threads())
-                stage.metrics |= warm_start(
-                    agent,
-                    settings.tiny,
-                    derive_seed(stage.settings.seed, "warmup", agent),
-                    scratch,
-                    on_progress=lambda done, total, loss: stage.progress(done, total, loss=loss),
-                    limit=stage.limit,
-                )
-                stage.summary = f"made from scratch, final loss {stage.metrics['loss']:.3f}"
-            stage.policy = policy_hash(scratch)
+            if settings.adapter is not None:
+                check_adapter(settings.tiny, settings.adapter, f"agents.{agent}.adapter")
+            torch.set_num_threads(stage.settings.engine.threads or torch.get_num_threads())
+            stage.metrics |= warm_start(
+                agent,
+                settings.tiny,
+                derive_seed(stage.settings.seed, "warmup", agent),
+                scratch,
+                on_progress=lambda done, total, loss: stage.progress(done, total, loss=loss),
+                limit=stage.limit,
+            )
+            stage.summary = f"made from scratch, final loss {stage.metrics['loss']:.3f}"
+        stage.policy = policy_hash(scratch)
 
 
 if __name__ == "__main__":

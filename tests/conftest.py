@@ -68,8 +68,8 @@ Cli = Callable[..., Result]
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run `hacpo ...` in the working directory, in this process."""
+    from hacpo.cli import app
     from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
 
     def run(*arguments: object) -> Result:
         capsys.readouterr()
@@ -83,8 +83,8 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Warm-started model folders `ada` (Qwen3, characters) and `bo` (Llama, numbers and words), right now and then."""
-    from hacpo.config import TinySettings, WarmupSettings
-    from hacpo.engines.warmup import warm_start
+    from hacpo.engines.training.warm_start import warm_start
+    from hacpo.settings.agents import TinySettings, WarmupSettings
 
     folder = tmp_path_factory.mktemp("models")
     for name, architecture, vocabulary in (("ada", "qwen3", "characters"), ("bo", "llama", "numbers_words")):
@@ -117,8 +117,8 @@ def make_project(folder: Path, models: Path, params: str = PARAMS, run: str = "s
 
 def make_finished(folder: Path, models: Path, params: str = PARAMS) -> Path:
     """A project whose run `small` is complete; returns its root."""
+    from hacpo.cli import app
     from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
 
     root, before = make_project(folder, models, params), Path.cwd()
     os.chdir(root)

@@ -47,7 +47,7 @@ def test_accelerate_launch_starts_the_processes_as_the_users_config_says(
     configured(finished_copy, CONFIG)
     mark = f"{tmp_path}/two"
     words = [*(str(word) for word in UPDATE[1:]), "--out", mark, "--set", HALVES]
-    with subprocess.Popen([sys.executable, "-m", "stages.update", *words], stderr=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-m", "hacpo.stages.update", *words], stderr=subprocess.PIPE) as process:
         wait_for(lambda: len(ranks(mark)) == 2)
         told = [(Path("/proc") / str(rank) / "environ").read_bytes().split(b"\0") for rank in ranks(mark)]
         starters = {_parent(rank) for rank in ranks(mark)}
@@ -115,7 +115,7 @@ def test_the_users_own_default_config_counts_only_if_it_is_asked_for(
     (tmp_path / "cache/accelerate").mkdir(parents=True)
     (tmp_path / "cache/accelerate/default_config.yaml").write_text(json.dumps({**CONFIG, "num_processes": 5}))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "stages.update", *map(str, UPDATE[1:]), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "hacpo.stages.update", *map(str, UPDATE[1:]), "--out", str(tmp_path / "out")]
     configured(finished_copy, CONFIG, accelerate_config="default")
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
@@ -148,7 +148,7 @@ def test_an_accelerate_launch_by_hand_must_fit_too(
 ) -> None:
     params = finished_copy / "pipelines/small/params.yaml"
     params.write_text(params.read_text() + "launcher: {processes: 2}\n")
-    command = [sys.executable, "-m", "stages.update", *map(str, UPDATE[1:]), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "hacpo.stages.update", *map(str, UPDATE[1:]), "--out", str(tmp_path / "out")]
     environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", **told}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
     assert done.returncode == 2

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from hacpo.advantage import StepAdvantages, step_advantages
-from hacpo.config import RECIPES, AdvantageSettings, CapabilitySettings
+from hacpo.algorithm.group_advantage import StepAdvantages, step_advantages
 from hacpo.errors import DataError
+from hacpo.settings.algorithm import AdvantageSettings, CapabilitySettings
+from hacpo.settings.recipes import RECIPES
 
 EPSILON = 1e-6
 BASELINES = ("capability", "joint", "own", "shrunk")

@@ -15,15 +15,17 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, SHARED, Cli, environment, make_finished
-from hacpo import settings as settings_of
-from hacpo.audit.walk import audit
-from hacpo.config import MOST_KEPT, PromptSettings, Settings
-from hacpo.engines.base import Scorer
-from hacpo.engines.tokenizers import ChatTokenizer
+from hacpo.engines.interface import Scorer
 from hacpo.errors import SettingsError, TemplateError
+from hacpo.pipeline.catalogue import STAGES
 from hacpo.pipeline.project import Pipeline
-from hacpo.prompts import check_template, prompt_token_ids
-from hacpo.report.facts import setting_rows
+from hacpo.settings import params as settings_of
+from hacpo.settings.agents import MOST_KEPT, PromptSettings
+from hacpo.settings.root import Settings
+from hacpo.tokens.prompts import check_template, prompt_token_ids
+from hacpo.tokens.tokenizers import ChatTokenizer
+from hacpo.tools.audit.walk import audit
+from hacpo.tools.report.facts import setting_rows
 from tampering import Sandbox, make_sandbox
 
 ADA = "ada: {model: models/ada, sampling: {temperature: 0.7, top_k: 20}}"
@@ -74,7 +76,7 @@ def chat(root: Path, agent: str) -> ChatTokenizer:
 
 def scorer(root: Path, agent: str) -> Scorer:
     from hacpo.engines.cache import ModelCache
-    from hacpo.engines.loading import open_engine
+    from hacpo.engines.from_checkpoint import open_engine
 
     folder = root / "artifacts/small/checkpoints/step=0000" / f"agent={agent}"
     settings = Pipeline.open(root / "pipelines/small").settings.engine
@@ -120,16 +122,16 @@ def test_only_the_stages_that_read_an_agents_settings_see_a_change(tmp_path: Pat
     before, after = load(tmp_path), load(tmp_path, DIFFERENT.replace("temperature: 0.7", "temperature: 0.8"))
     changed = {
         (stage, agent)
-        for stage in settings_of.READS
+        for stage, spec in STAGES.items()
         for agent in ("ada", "bo")
-        if settings_of.reads(before, stage, agent) != settings_of.reads(after, stage, agent)
+        if settings_of.reads(before, spec.settings, agent) != settings_of.reads(after, spec.settings, agent)
     }
     assert changed == {("generate", "ada"), ("side_generate", "ada"), ("update", "ada")}
 
 
 def test_a_stage_cannot_see_another_agents_settings(tmp_path: Path) -> None:
     settings = load(tmp_path)
-    view = settings_of.restrict(settings, "update", "ada")
+    view = settings_of.restrict(settings, STAGES["update"].settings, "ada")
     assert list(view.agents) == ["ada", "bo"]
     assert view.agents["ada"].sampling.temperature == 0.7
     for read in (lambda: view.agents["bo"].sampling, lambda: view.agents["ada"].sampling.top_k, lambda: view.sampling):

@@ -22,11 +22,11 @@ import pytest
 from rich.console import Console
 
 from conftest import PARAMS, ROOT, Cli, environment, make_project, train
-from hacpo.audit.lists import ListColumn
-from hacpo.audit.tables import differences
-from hacpo.audit.view import print_audit
-from hacpo.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
 from hacpo.pipeline.project import Pipeline
+from hacpo.tools.audit.audit_view import print_audit
+from hacpo.tools.audit.lists import ListColumn
+from hacpo.tools.audit.table_checks import differences
+from hacpo.tools.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
 from tampering import Sandbox, make_sandbox
 
 SMALL = Path("pipelines/small")
@@ -381,7 +381,7 @@ def test_the_speed_benchmark_makes_a_run_that_is_clean() -> None:
 
 
 def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(box: Sandbox, monkeypatch: Any) -> None:
-    from hacpo.audit import walk
+    from hacpo.tools.audit import walk
 
     assert ALL_TEXTS_UP_TO == 20_000
     assert run(texts=None).texts == "all"
@@ -394,7 +394,7 @@ def test_torch_is_not_loaded(box: Sandbox) -> None:
     code = """
 import sys
 from hacpo.pipeline.command_line import run_app
-from stages.cli import app
+from hacpo.cli import app
 assert run_app(app, ["audit", "pipelines/small", "--texts", "none"]) == 0
 loaded = {"torch", "transformers", "vllm", "math_verify", "dvc"} & set(sys.modules)
 assert not loaded, loaded

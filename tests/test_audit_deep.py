@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
 
-from hacpo.audit import deep
-from hacpo.audit.deep import DeepAudit, DeepReport
-from hacpo.audit.findings import Finding
-from hacpo.audit.run import AuditRun
 from hacpo.pipeline.project import Pipeline
+from hacpo.tools.audit import deep
+from hacpo.tools.audit.audit_run import AuditRun
+from hacpo.tools.audit.deep import DeepAudit, DeepReport
+from hacpo.tools.audit.findings import Finding
 from tampering import Sandbox, make_sandbox
 
 ROLLOUTS = "rollouts/step=0001/agent=ada"
@@ -41,7 +41,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def audit(step: int) -> tuple[list[Finding], DeepReport, AuditRun]:
     run = AuditRun(Pipeline.open(Path("pipelines/small")))
-    with DeepAudit(run, "stages.cli:execute") as repeated:
+    with DeepAudit(run, "hacpo.cli:execute") as repeated:
         repeated.check(step)
         return run.findings, repeated.report, run
 

@@ -15,10 +15,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from conftest import environment
-from hacpo.audit.findings import Finding
-from hacpo.audit.locks import Hasher, check_locks
-from hacpo.audit.run import AuditRun
 from hacpo.pipeline.project import Pipeline
+from hacpo.tools.audit.audit_run import AuditRun
+from hacpo.tools.audit.dvc_records import Hasher, check_locks
+from hacpo.tools.audit.findings import Finding
 from tampering import Sandbox, make_sandbox
 
 
@@ -74,7 +74,7 @@ def test_every_file_is_read_once(sandbox: Sandbox) -> None:
 def test_neither_torch_nor_dvc_is_loaded(sandbox: Sandbox) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom hacpo.pipeline.project import Pipeline\n"
-        "from hacpo.audit.locks import check_locks\nfrom hacpo.audit.run import AuditRun\n"
+        "from hacpo.tools.audit.dvc_records import check_locks\nfrom hacpo.tools.audit.audit_run import AuditRun\n"
         "run = AuditRun(Pipeline.open(Path('pipelines/small')))\ncheck_locks(run)\nassert not run.findings\n"
         "print([name for name in ('torch', 'transformers', 'dvc') if name in sys.modules])"
     )

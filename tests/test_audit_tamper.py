@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import Cli
-from hacpo.audit.findings import Finding
-from hacpo.audit.walk import audit
 from hacpo.pipeline.project import Pipeline
+from hacpo.tools.audit.findings import Finding
+from hacpo.tools.audit.walk import audit
 from tampering import Sandbox, make_sandbox
 
 ANY: Any = object()
@@ -990,7 +990,7 @@ def findings(case: Case) -> list[Finding]:
         deep=case.deep is not None,
         first=step,
         last=step,
-        entry="stages.cli:execute",
+        entry="hacpo.cli:execute",
     ).findings
 
 

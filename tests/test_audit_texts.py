@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from conftest import environment
-from hacpo.audit import texts
-from hacpo.audit.findings import Finding
-from hacpo.audit.run import AuditRun
-from hacpo.audit.texts import TextAudit, TextReport, Texts
 from hacpo.pipeline.project import Pipeline
+from hacpo.tools.audit import texts
+from hacpo.tools.audit.audit_run import AuditRun
+from hacpo.tools.audit.findings import Finding
+from hacpo.tools.audit.texts import TextAudit, TextReport, Texts
 from tampering import Sandbox, make_sandbox
 
 ROLLOUTS = "rollouts/step=0001/agent=ada"
@@ -96,7 +96,7 @@ def test_none_looks_at_nothing(sandbox: Sandbox) -> None:
 def test_nothing_heavy_is_loaded_before_a_text_is_read(sandbox: Sandbox) -> None:
     code = (
         "import sys\nfrom pathlib import Path\nfrom hacpo.pipeline.project import Pipeline\n"
-        "from hacpo.audit.texts import TextAudit\nfrom hacpo.audit.run import AuditRun\n"
+        "from hacpo.tools.audit.texts import TextAudit\nfrom hacpo.tools.audit.audit_run import AuditRun\n"
         "TextAudit(AuditRun(Pipeline.open(Path('pipelines/small'))), 'none').check(1)\n"
         "print([name for name in ('torch', 'transformers', 'sympy') if name in sys.modules])"
     )

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from conftest import PARAMS, Cli, make_project
-from hacpo import schema
-from hacpo.layout import Layout, partition
+from hacpo.artifacts import parquet, tables
+from hacpo.artifacts.layout import Layout, partition
 
 Rewards = Mapping[str, Sequence[Sequence[float]]]
 """agent -> problem -> its samples' rewards."""
@@ -50,7 +50,7 @@ class Project:
         for command in ("resolve", "prepare"):
             assert cli(command, "pipelines/small").code == 0
         for step in (1, 2):
-            ids = schema.read_table(self.layout.prompts(step), schema.SCHEDULE)["problem_id"].to_pylist()
+            ids = parquet.read_table(self.layout.prompts(step), tables.SCHEDULE)["problem_id"].to_pylist()
             for agent, by_problem in rewards.items():
                 rows = [
                     {"rollout_id": f"{step:04d}/{agent}/{name}/{sample:03d}", "problem_id": name, "sample": sample}
@@ -58,10 +58,10 @@ class Project:
                     for name, group in zip(ids, by_problem, strict=True)
                     for sample, reward in enumerate(group)
                 ]
-                content = schema.to_arrow(schema.VERDICTS, rows)
+                content = parquet.to_arrow(tables.VERDICTS, rows)
                 place = partition(step, agent=agent)
-                schema.write_table(
-                    self.layout.verdicts(step, agent), schema.VERDICTS, content, run="small", partition=place
+                parquet.write_table(
+                    self.layout.verdicts(step, agent), tables.VERDICTS, content, run="small", partition=place
                 )
 
     def shares(self, step: int = 1) -> dict[str, dict[str, float]]:
@@ -202,5 +202,5 @@ def test_a_guard_that_acts_where_nothing_is_learned_is_not_counted(make: Any) ->
     # without signal. Then (4 + 1.6) / 8 = 0.7.
     project = make(answers({"ada": (4, 4, 0), "bo": (4, 1, 0)}))
     assert_shares(project.shares()["ada"], live_groups=1, baseline_above_one=0, guarded=0)
-    rows = schema.read_table(project.layout.advantages(1, "ada"), schema.ADVANTAGES).to_pylist()
+    rows = parquet.read_table(project.layout.advantages(1, "ada"), tables.ADVANTAGES).to_pylist()
     assert any(row["guarded"] and row["uniform"] for row in rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hacpo.batching import batches
+from hacpo.algorithm.batching import batches
 
 
 def cut(lengths: list[int], rows: int, tokens: int | None) -> list[list[int]]:

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import PARAMS, Cli, environment, make_project
 
-RUN = [sys.executable, "-m", "stages.cli", "run", "pipelines/small", "--jobs", "2"]
+RUN = [sys.executable, "-m", "hacpo.cli", "run", "pipelines/small", "--jobs", "2"]
 REPRO = [sys.executable, "-m", "dvc", "repro", "pipelines/small/dvc.yaml"]
 ENDLESS = (
     "{tiny: {architecture: llama, layers: 1, hidden: 48, heads: 2, vocabulary: numbers_words, "
@@ -138,7 +138,7 @@ def test_a_stage_whose_dvc_was_killed_before_it_began_does_nothing(project: Path
         "entry = next(iter(json.load(open('.dvc/tmp/rwlock'))['write'].values()))\n"
         "os.kill(entry['pid'], signal.SIGKILL)\n"
         "while os.getppid() == entry['pid']: time.sleep(0.01)\n"
-        f"code = os.spawnv(os.P_WAIT, {sys.executable!r}, [{sys.executable!r}, '-m', 'stages.cli', *sys.argv[1:]])\n"
+        f"code = os.spawnv(os.P_WAIT, {sys.executable!r}, [{sys.executable!r}, '-m', 'hacpo.cli', *sys.argv[1:]])\n"
         "open('ended', 'w').write(str(code))\n"
     )
     hacpo.chmod(0o755)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hacpo.capability import accuracy, capability_ratio, extend_window, ratio_matrix, smoothed
-from hacpo.config import RECIPES, CapabilitySettings
+from hacpo.algorithm.capability import accuracy, capability_ratio, extend_window, ratio_matrix, smoothed
 from hacpo.errors import DataError
+from hacpo.settings.algorithm import CapabilitySettings
+from hacpo.settings.recipes import RECIPES
 
 
 def settings(**changes: Any) -> CapabilitySettings:

@@ -13,9 +13,10 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, Cli, make_finished
-from hacpo.advantage_table import capability_rows, capability_summary
-from hacpo.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
-from hacpo.config import RECIPES, CapabilitySettings
+from hacpo.algorithm.advantage_table import capability_rows, capability_summary
+from hacpo.algorithm.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
+from hacpo.settings.algorithm import CapabilitySettings
+from hacpo.settings.recipes import RECIPES
 
 RUN = "pipelines/small"
 

@@ -15,7 +15,7 @@ import pytest
 from hub_stub import HubStub, running_hub
 
 from conftest import PARAMS, ROOT, Cli
-from hacpo import settings as settings_of
+from hacpo.settings import params as settings_of
 
 RUN = "pipelines/small"
 
@@ -391,7 +391,7 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch, project: Path
 
 
 def test_a_build_of_vllm_that_cannot_sample_here(monkeypatch: pytest.MonkeyPatch, project: Path, cli: Cli) -> None:
-    from hacpo.engines.refusals import Machine
+    from hacpo.engines.vllm.refusals import Machine
 
     write(project, {"engine": {"name": "vllm"}})
     for build, said in (
@@ -402,8 +402,8 @@ def test_a_build_of_vllm_that_cannot_sample_here(monkeypatch: pytest.MonkeyPatch
         ("cpu", "vLLM: no attention on a CPU for heads of width 24, only 32, 64"),
     ):
         machine = Machine(vllm=build, gpus=0, capability=(0, 0), cores=2, memory_gib=64)
-        monkeypatch.setattr("hacpo.check.machine.this_machine", lambda machine=machine: machine)
-        monkeypatch.setattr("hacpo.check.machine.installed_build", lambda machine=machine: machine.vllm)
+        monkeypatch.setattr("hacpo.tools.check.machine.this_machine", lambda machine=machine: machine)
+        monkeypatch.setattr("hacpo.tools.check.machine.installed_build", lambda machine=machine: machine.vllm)
         code, found = lines(cli, RUN)
         assert code == 1
         assert any(line.startswith(f"{RUN}: error: {said}") for line in found), found

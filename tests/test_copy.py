@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from conftest import Cli, contents, environment
-from hacpo.layout import Layout
+from hacpo.artifacts.layout import Layout
 
 RUN, NEW = "pipelines/small", "pipelines/new"
 

@@ -17,10 +17,10 @@ import polars as pl
 import pytest
 
 from conftest import Cli, environment
-from hacpo import reward_function
-from hacpo.config import VerificationSettings
 from hacpo.errors import DataError, SettingsError
-from hacpo.reward import Request, Verdict, Verifier
+from hacpo.settings.verification import VerificationSettings
+from hacpo.verifying import function as reward_function
+from hacpo.verifying.verifier import Request, Verdict, Verifier
 
 PROBLEM = {
     "problem_id": "p1",

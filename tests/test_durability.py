@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import PARAMS, Cli
-from hacpo import durability, schema
+from hacpo.artifacts import durability, storage
 from hacpo.errors import StorageError
 
 RUN = "pipelines/small"
@@ -157,7 +157,7 @@ def test_the_list_of_a_checkpoint_in_the_cache(finished_copy: Path, cli: Cli, re
 
 def test_an_output_in_a_new_folder(tmp_path: Path, recorder: Recorder) -> None:
     folder = tmp_path / "a" / "b" / "table"
-    with schema.atomic(folder) as scratch:
+    with storage.atomic(folder) as scratch:
         (scratch / "inner").mkdir(parents=True)
         for number in range(5):
             (scratch / "inner" / str(number)).write_text("content")
@@ -168,8 +168,8 @@ def test_an_output_in_a_new_folder(tmp_path: Path, recorder: Recorder) -> None:
 
 
 def test_saved_responses_do_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hacpo.config import EngineSettings
-    from hacpo.engines.saved import SavingSampler
+    from hacpo.engines.response_store import SavingSampler
+    from hacpo.settings.engine import EngineSettings
 
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda opened: flushed.append(os.readlink(f"/proc/self/fd/{opened}")))
@@ -185,7 +185,7 @@ def test_what_was_there_goes_only_when_the_new_name_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, order = tmp_path / "table", []
-    with schema.atomic(folder) as scratch:
+    with storage.atomic(folder) as scratch:
         scratch.mkdir()
     fsync, rmtree = os.fsync, shutil.rmtree
 
@@ -199,7 +199,7 @@ def test_what_was_there_goes_only_when_the_new_name_is_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(shutil, "rmtree", removed)
-    with schema.atomic(folder) as scratch:
+    with storage.atomic(folder) as scratch:
         scratch.mkdir()
     pid = os.getpid()
     assert order == [f"{folder.with_name(f'.table.tmp-{pid}')}", str(tmp_path), f"removed .table.tmp-{pid}-old"]
@@ -233,13 +233,13 @@ def test_a_filesystem_without_fsync_is_taken_as_it_is(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", unsupported)
-    schema.write_json(tmp_path / "file.json", 1)
+    storage.write_json(tmp_path / "file.json", 1)
     assert (tmp_path / "file.json").read_text() == "1\n"
 
 
 def test_a_replaced_file_stays_when_its_name_is_not_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.json"
-    schema.write_json(path, "old")
+    storage.write_json(path, "old")
 
     def refusing(opened: int) -> None:
         if os.readlink(f"/proc/self/fd/{opened}") == str(tmp_path):
@@ -247,11 +247,11 @@ def test_a_replaced_file_stays_when_its_name_is_not_flushed(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "fsync", refusing)
     with pytest.raises(StorageError, match="input/output error"):
-        schema.write_json(path, "new")
+        storage.write_json(path, "new")
     assert path.read_text() == '"new"\n'  # whole; the old one is gone
 
 
 def test_the_environment_turns_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     monkeypatch.setenv(durability.SWITCH, "0")
-    schema.write_json(tmp_path / "file.json", 1)
+    storage.write_json(tmp_path / "file.json", 1)
     assert recorder.fsyncs == 0

@@ -20,9 +20,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from conftest import PARAMS, Cli, make_project
-from hacpo import schema
-from hacpo.engines.checkpoint import policy_hash
-from hacpo.layout import Layout, partition
+from hacpo.artifacts import parquet, tables
+from hacpo.artifacts.layout import Layout, partition
+from hacpo.engines.models.checkpoint import policy_hash
 
 Row = dict[str, Any]
 Rewards = Callable[[int, str, int], float]
@@ -52,14 +52,16 @@ class Run:
         self.stage("resolve")
 
     def problems(self, step: int) -> list[str]:
-        ids: list[str] = schema.read_table(self.layout.prompts(step), schema.SCHEDULE)["problem_id"].to_pylist()
+        ids: list[str] = parquet.read_table(self.layout.prompts(step), tables.SCHEDULE)["problem_id"].to_pylist()
         return ids
 
-    def rewrite(self, table: schema.Table, step: int, agent: str, change: Callable[[Row], Row]) -> None:
+    def rewrite(self, table: tables.Table, step: int, agent: str, change: Callable[[Row], Row]) -> None:
         path = {"rollouts": self.layout.rollouts, "verdicts": self.layout.verdicts}[table.name](step, agent)
-        rows = [{**row, **change(row)} for row in schema.read_table(path, table).to_pylist()]
-        content = schema.to_arrow(table, rows)
-        schema.write_table(path, table, content, run="small", partition=partition(step, agent=agent), rows_per_shard=20)
+        rows = [{**row, **change(row)} for row in parquet.read_table(path, table).to_pylist()]
+        content = parquet.to_arrow(table, rows)
+        parquet.write_table(
+            path, table, content, run="small", partition=partition(step, agent=agent), rows_per_shard=20
+        )
 
     def reward(self, step: int, rewards: Rewards) -> None:
         """Give every response of a step its reward."""
@@ -69,7 +71,7 @@ class Run:
             def change(row: Row, agent: str = agent) -> Row:
                 return {"reward": rewards(position[row["problem_id"]], agent, row["sample"])}
 
-            self.rewrite(schema.VERDICTS, step, agent, change)
+            self.rewrite(tables.VERDICTS, step, agent, change)
 
     def learn(self, step: int, agents: Iterable[str] = AGENTS) -> None:
         """Everything after the verdicts of a step."""
@@ -86,20 +88,20 @@ class Run:
         self.learn(step, agents)
 
     def advantages(self, step: int, learner: str) -> list[Row]:
-        rows: list[Row] = schema.read_table(self.layout.advantages(step, learner), schema.ADVANTAGES).to_pylist()
+        rows: list[Row] = parquet.read_table(self.layout.advantages(step, learner), tables.ADVANTAGES).to_pylist()
         return rows
 
     def pool(self, step: int, learner: str) -> list[Row]:
-        rows: list[Row] = schema.read_table(self.layout.pool(step, learner), schema.POOL).to_pylist()
+        rows: list[Row] = parquet.read_table(self.layout.pool(step, learner), tables.POOL).to_pylist()
         return rows
 
     def trace(self, step: int, agent: str) -> list[Row]:
-        rows: list[Row] = schema.read_table(self.layout.trace(step, agent), schema.TRACE).to_pylist()
+        rows: list[Row] = parquet.read_table(self.layout.trace(step, agent), tables.TRACE).to_pylist()
         return rows
 
     def capability(self, step: int) -> dict[str, Row]:
         return {
-            row["agent"]: row for row in schema.read_table(self.layout.capability(step), schema.CAPABILITY).to_pylist()
+            row["agent"]: row for row in parquet.read_table(self.layout.capability(step), tables.CAPABILITY).to_pylist()
         }
 
     def metrics(self, stage: str, step: int, name: str) -> dict[str, float]:
@@ -278,7 +280,7 @@ def test_a_small_spread_beside_a_high_level(run: Run, baseline: str, most: float
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number(run: Run, value: float) -> None:
-    run.rewrite(schema.VERDICTS, 1, "bo", lambda row: {"reward": value} if row["sample"] == 3 else {})
+    run.rewrite(tables.VERDICTS, 1, "bo", lambda row: {"reward": value} if row["sample"] == 3 else {})
     before = run.advantages(1, "ada")
     result = run.cli("advantage", "pipelines/small", "--step", 1)
     assert result.code == 5
@@ -383,7 +385,7 @@ def test_weight_decay_acts_without_signal(run: Run) -> None:
 
 def eos_of(run: Run, agent: str) -> int:
     """The agent's EOS: what its stopped responses end in."""
-    rows = schema.read_table(run.layout.rollouts(1, agent), schema.ROLLOUTS).to_pylist()
+    rows = parquet.read_table(run.layout.rollouts(1, agent), tables.ROLLOUTS).to_pylist()
     return int(next(row["token_ids"][-1] for row in rows if row["finish_reason"] == "stop"))
 
 
@@ -398,9 +400,9 @@ def relearn(run: Run) -> None:
 def test_responses_that_stop_at_once(run: Run) -> None:
     eos = eos_of(run, "ada")
     silent = {"text": "", "token_ids": [eos], "finish_reason": "stop", "logprobs": [-9.0], "sampler_logprobs": [-9.0]}
-    run.rewrite(schema.ROLLOUTS, 1, "ada", lambda row: silent)
+    run.rewrite(tables.ROLLOUTS, 1, "ada", lambda row: silent)
     run.stage("verify", "--step", 1, "--agent", "ada")
-    verdicts = schema.read_table(run.layout.verdicts(1, "ada"), schema.VERDICTS).to_pylist()
+    verdicts = parquet.read_table(run.layout.verdicts(1, "ada"), tables.VERDICTS).to_pylist()
     assert {(row["verdict"], row["reward"]) for row in verdicts} == {("no_answer", 0.0)}
     relearn(run)
     # The author learns from its EOS; for the others there is no text to learn from.
@@ -422,7 +424,7 @@ def test_responses_without_a_single_token(run: Run, importance: str) -> None:
         f"importance: {{alpha: 1.0, {importance}}}\n  loss: {{sampler_correction: truncated}}",
     )
     nothing: Row = {"text": "", "token_ids": [], "finish_reason": "stop", "logprobs": [], "sampler_logprobs": []}
-    run.rewrite(schema.ROLLOUTS, 1, "ada", lambda row: nothing if row["sample"] == 0 else {})
+    run.rewrite(tables.ROLLOUTS, 1, "ada", lambda row: nothing if row["sample"] == 0 else {})
     relearn(run)
     for learner in AGENTS:
         rows = [row for row in run.pool(1, learner) if row["source"] == "ada" and row["sample"] == 0]
@@ -442,19 +444,19 @@ def cut_off(run: Run, agent: str) -> None:
         lists = {key: row[key][:keep] for key in ("token_ids", "logprobs", "sampler_logprobs")}
         return {"finish_reason": "length", "text": row["text"] or "1", **lists}
 
-    run.rewrite(schema.ROLLOUTS, 1, agent, cut)
+    run.rewrite(tables.ROLLOUTS, 1, agent, cut)
     run.stage("verify", "--step", 1, "--agent", agent)
-    verdicts = schema.read_table(run.layout.verdicts(1, agent), schema.VERDICTS).to_pylist()
+    verdicts = parquet.read_table(run.layout.verdicts(1, agent), tables.VERDICTS).to_pylist()
     assert {(row["verdict"], row["reward"]) for row in verdicts} == {("truncated", 0.0)}
 
 
 def test_cut_off_responses_with_a_box_are_judged_where_it_is_asked(run: Run) -> None:
     path = run.layout.verdicts(1, "bo")
-    before = {row["rollout_id"]: row for row in schema.read_table(path, schema.VERDICTS).to_pylist()}
+    before = {row["rollout_id"]: row for row in parquet.read_table(path, tables.VERDICTS).to_pylist()}
     cut_off(run, "bo")
     run.set("storage:", "verification: {truncated: boxed}\nstorage:")
     run.stage("verify", "--step", 1, "--agent", "bo")
-    after = {row["rollout_id"]: row for row in schema.read_table(path, schema.VERDICTS).to_pylist()}
+    after = {row["rollout_id"]: row for row in parquet.read_table(path, tables.VERDICTS).to_pylist()}
     judged = {name for name, row in before.items() if row["verdict"] in ("correct", "wrong")}
     assert judged
     for name, row in after.items():
@@ -508,7 +510,7 @@ def test_nothing_of_the_others_fits(run: Run) -> None:
 
 
 def test_one_agent_writes_what_nobody_else_can_spell(run: Run) -> None:
-    run.rewrite(schema.ROLLOUTS, 1, "ada", lambda row: {"text": "答えは" + row["text"]})
+    run.rewrite(tables.ROLLOUTS, 1, "ada", lambda row: {"text": "答えは" + row["text"]})
     relearn(run)
     assert {row["status"] for row in run.pool(1, "bo") if row["source"] == "ada"} == {"not_representable"}
     assert {row["status"] for row in run.pool(1, "ada")} == {"kept"}
@@ -531,7 +533,7 @@ def test_updates_without_a_usable_response(run: Run) -> None:
 def test_a_step_without_any_usable_response(run: Run) -> None:
     nothing: Row = {"text": "", "token_ids": [], "finish_reason": "stop", "logprobs": [], "sampler_logprobs": []}
     for agent in AGENTS:
-        run.rewrite(schema.ROLLOUTS, 1, agent, lambda row: nothing)
+        run.rewrite(tables.ROLLOUTS, 1, agent, lambda row: nothing)
     relearn(run)
     for agent in AGENTS:
         assert {row["status"] for row in run.pool(1, agent)} == {"empty"}

@@ -12,14 +12,16 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, ROOT, Cli, environment
-from hacpo import settings as settings_of
-from hacpo.config import AdapterSettings, LauncherSettings, RetentionSettings, TinySettings, WarmupSettings
 from hacpo.errors import SettingsError
-from hacpo.estimate import disk, memory, shapes, throughput, timing
-from hacpo.estimate.known_models import KNOWN_MODELS
-from hacpo.estimate.lengths import Lengths
-from hacpo.estimate.shapes import ModelShape, from_config, from_tiny
-from hacpo.estimate.workload import workload
+from hacpo.settings import params as settings_of
+from hacpo.settings.agents import AdapterSettings, TinySettings, WarmupSettings
+from hacpo.settings.engine import LauncherSettings
+from hacpo.settings.root import RetentionSettings
+from hacpo.tools.estimate import disk, memory, shapes, throughput, timing
+from hacpo.tools.estimate.known_models import KNOWN_MODELS
+from hacpo.tools.estimate.lengths import Lengths
+from hacpo.tools.estimate.shapes import ModelShape, from_config, from_tiny
+from hacpo.tools.estimate.workload import workload
 
 RUN = "pipelines/small"
 
@@ -90,7 +92,7 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "gpt_neox"])
 @pytest.mark.parametrize("vocabulary", ["characters", "numbers_words", "digits_words"])
 def test_parameters_of_an_agent_made_from_scratch(architecture: str, vocabulary: str, tmp_path: Path) -> None:
-    from hacpo.engines.tiny import build_model, build_tokenizer
+    from hacpo.engines.models.tiny import build_model, build_tokenizer
 
     tiny = TinySettings(
         architecture=architecture,
@@ -134,7 +136,7 @@ def test_a_head_that_is_stored_twice_counts_once(tmp_path: Path, models: Path) -
 
 
 def test_a_chunk_of_logits_is_the_engines() -> None:
-    from hacpo.engines.head import CHUNK_LOGITS
+    from hacpo.engines.training.head import CHUNK_LOGITS
 
     assert memory.CHUNK_LOGITS == CHUNK_LOGITS
 
@@ -146,7 +148,7 @@ def kept_for_backward(shape: ModelShape, dtype: str, layers: int, rows: int, len
     import torch
     from transformers import AutoModelForCausalLM
 
-    from hacpo.engines.logprobs import collate, token_logprobs
+    from hacpo.engines.training.logprobs import collate, token_logprobs
 
     config = transformers_config(dataclasses.replace(shape, layers=layers))
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="sdpa")
@@ -422,7 +424,7 @@ def test_it_writes_nothing_and_fits_a_terminal(cli: Cli, project: Path) -> None:
 
 def test_it_starts_without_torch(project: Path) -> None:
     code = (
-        "import sys; from hacpo.pipeline.command_line import run_app; from stages.cli import app;"
+        "import sys; from hacpo.pipeline.command_line import run_app; from hacpo.cli import app;"
         f"code = run_app(app, ['estimate', {RUN!r}]);"
         "sys.exit(code or int('torch' in sys.modules or 'transformers' in sys.modules))"
     )

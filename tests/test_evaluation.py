@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, Cli, make_finished
-from hacpo.answers import normal_form
 from hacpo.engines.transformers import TransformersEngine
+from hacpo.verifying.answers.spelling import normal_form
 
 RUN = "pipelines/small"
 SEVERAL = PARAMS.replace(

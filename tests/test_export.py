@@ -12,7 +12,7 @@ import pytest
 from hub_stub import HubStub, running_hub
 
 from conftest import Cli
-from hacpo.weights import policy_hash
+from hacpo.artifacts.weights import policy_hash
 
 RUN = "pipelines/small"
 
@@ -99,14 +99,14 @@ def test_best_is_the_best_evaluated_step(cli: Cli, finished_copy: Path, tmp_path
 
 def set_rewards(root: Path, rewards: dict[int, float]) -> None:
     """Rewrite ada's evaluations so that every response has the step's reward."""
-    from hacpo import schema
+    from hacpo.artifacts import parquet, tables
 
     for step, reward in rewards.items():
         path = root / f"artifacts/small/evaluations/step={step:04d}/agent=ada"
-        rows = [{**row, "reward": reward} for row in schema.read_table(path, schema.EVALUATIONS).to_pylist()]
+        rows = [{**row, "reward": reward} for row in parquet.read_table(path, tables.EVALUATIONS).to_pylist()]
         partition = f"step={step:04d}/agent=ada"
-        schema.write_table(
-            path, schema.EVALUATIONS, schema.to_arrow(schema.EVALUATIONS, rows), run="small", partition=partition
+        parquet.write_table(
+            path, tables.EVALUATIONS, parquet.to_arrow(tables.EVALUATIONS, rows), run="small", partition=partition
         )
 
 
@@ -164,24 +164,24 @@ def test_a_damaged_checkpoint_leaves_nothing(cli: Cli, finished_copy: Path, tmp_
     assert refused.code == 6
     assert f"its weights lack the parameter {name}" in refused.error
     assert not any((tmp_path / "out").iterdir())
-    # A checkpoint that is gone is named with the command that makes it.
+    # A checkpoint that is gone is named with the command that brings it: the newest is in DVC's cache.
     checkpoint.rename(tmp_path / "gone")
     refused = cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 2)
-    assert "run `hacpo update pipelines/small --step 2 --agent ada`" in refused.error.replace("Run", "run")
+    assert "run `dvc pull pipelines/small/steps/0002/dvc.yaml`" in refused.error.replace("Run", "run")
 
 
 def test_licence_and_data_sets_come_from_the_files(cli: Cli, finished_copy: Path, tmp_path: Path) -> None:
     from huggingface_hub import metadata_load
 
-    from hacpo import schema
+    from hacpo.artifacts import parquet, tables
 
     checkpoint = finished_copy / "artifacts/small/checkpoints/step=0002/agent=ada"
     (checkpoint / "README.md").write_text("---\nlicense: apache-2.0\n---\nSomebody else's card.\n")
     (checkpoint / "LICENSE").write_text("words")
     path = finished_copy / "artifacts/small/data/arithmetic/train.parquet"
     source = "hf://datasets/openai/gsm8k@0123abc/main/train.parquet#1"
-    rows = [{**row, "source": source} for row in schema.read_table(path, schema.PROBLEMS).to_pylist()]
-    schema.write_table(path, schema.PROBLEMS, schema.to_arrow(schema.PROBLEMS, rows), run="small")
+    rows = [{**row, "source": source} for row in parquet.read_table(path, tables.PROBLEMS).to_pylist()]
+    parquet.write_table(path, tables.PROBLEMS, parquet.to_arrow(tables.PROBLEMS, rows), run="small")
     done = cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 2)
     assert done.code == 0, done.err
     stated = metadata_load(tmp_path / "model/README.md")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from conftest import PARAMS, Cli, environment
-from hacpo import settings as settings_of
 from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
+from hacpo.settings import params as settings_of
 
 CHILD = """
 extends: ../base.yaml

@@ -10,7 +10,7 @@ import pytest
 from hub_stub import HubStub, running_hub
 
 from conftest import PARAMS, Cli
-from hacpo.model_source import STARTED_FROM, hub_repository
+from hacpo.settings.model_source import STARTED_FROM, hub_repository
 
 COMMIT, LATER = "a" * 40, "b" * 40
 START = Path("artifacts/small/checkpoints/step=0000/agent=ada")

@@ -15,10 +15,10 @@ import pytest
 from hub_stub import HubStub, running_hub
 
 from conftest import SHARED, Cli
-from hacpo.config import DataSet
-from hacpo.importing.known import KNOWN
-from hacpo.importing.texts import bare_answer, digest, final_answer, level_of, normalised
-from hacpo.problems import load
+from hacpo.data.importing.cells import bare_answer, digest, final_answer, level_of, normalised
+from hacpo.data.importing.known import KNOWN
+from hacpo.data.problems import load
+from hacpo.settings.root import DataSet
 
 shared_data = pytest.mark.skipif(not (SHARED / "data/math").is_dir(), reason="no ../shared/data here")
 
@@ -410,7 +410,7 @@ def test_every_pin_is_a_commit() -> None:
 @shared_data
 @pytest.mark.parametrize(("name", "split"), [("math", "train"), ("math", "test"), ("math500", "test")])
 def test_math_answers_are_what_the_solutions_box(name: str, split: str) -> None:
-    from hacpo.importing.columns import convert
+    from hacpo.data.importing.columns import convert
 
     rows = pl.read_parquet(SHARED / f"data/{name}/{split}.parquet").to_dicts()
     raw = [{"problem": row["problem"], "solution": row["solution"]} for row in rows]
@@ -443,3 +443,40 @@ def test_real_sets_are_checked(cli: Cli) -> None:
     assert "  2 with data/math/train.parquet" in olympiad
     assert "olympiadbench/test/2045 't(0,4]': only the same characters match" in olympiad
     assert "overlap   none with the 3 other sets" in bring("aime2025", "test")
+
+
+def test_cells_cannot_steer_the_terminal_or_forge_lines(cli: Cli) -> None:
+    rows = [
+        {"problem_id": f"a{number}", "question": "1+1?", "answer": "2", "subject": "Sums\n  ids       \x1b[2Jfine"}
+        for number in range(2)
+    ]
+    rows[0]["problem_id"] = "\x1b[31m\n  overlap   none"
+    result = cli("import", "mine", "--from", str(write(rows, "mine.jsonl")), "--split", "train")
+    assert result.code == 0, result.err
+    assert "\x1b" not in result.out
+    assert len([line for line in result.out.splitlines() if line.startswith("  overlap")]) == 1
+    assert r"\x1b[31m\n  overlap   none" in result.out
+
+
+def test_half_a_character_is_refused_in_one_line(cli: Cli) -> None:
+    path = Path("mine.jsonl")
+    path.write_text(
+        r'{"question": "\ud83d\ude00", "answer": "2"}' + "\n" + r'{"question": "\ud800", "answer": "2"}' + "\n"
+    )
+    result = cli("import", "mine", "--from", str(path), "--split", "train")
+    assert result.code == 5
+    assert "mine.jsonl:2: holds half a character" in result.error
+
+
+def test_a_small_file_that_is_gigabytes_unpacked_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary holds a long text once, and rows by the thousand say that it is theirs."""
+    from hacpo.data.importing import formats
+
+    monkeypatch.setattr(formats, "_MOST_BYTES", 1 << 22)
+    long = pa.array(["x" * 100_000])
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), long)
+    pq.write_table(pa.table({"question": texts.cast(pa.string()), "answer": ["2"] * 5000}), "bomb.parquet")
+    assert Path("bomb.parquet").stat().st_size < 1 << 18
+    result = cli("import", "mine", "--from", "bomb.parquet", "--split", "train")
+    assert result.code == 5
+    assert "bomb.parquet: is more than 0 GiB unpacked" in result.error

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hacpo.config import RECIPES, ClipSettings
-from hacpo.importance import UNCLIPPED, bounded_ratio, clip_bounds, log_ratio, response_bounds, sum_logprobs
+from hacpo.algorithm.importance import UNCLIPPED, bounded_ratio, clip_bounds, log_ratio, response_bounds, sum_logprobs
+from hacpo.settings.algorithm import ClipSettings
+from hacpo.settings.recipes import RECIPES
 
 NORMS = ("learner_tokens", "own_tokens", "bytes")
 

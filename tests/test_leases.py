@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, environment
+from hacpo.artifacts.layout import Layout
 from hacpo.errors import BusyError
-from hacpo.layout import Layout
 from hacpo.pipeline import leases
 from hacpo.pipeline.leases import Holder, is_held, lease, look
 from hacpo.pipeline.locks import driver_lock, stage_lock
@@ -66,7 +66,7 @@ def lockless(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 def test_two_runs_are_refused_without_working_locks(finished_copy: Path, cli: Cli, lockless: None) -> None:
     """As users meet it: a run in another process, which is then killed; the next goes on at once."""
     code = (
-        "import time; from pathlib import Path; from hacpo.layout import Layout; "
+        "import time; from pathlib import Path; from hacpo.artifacts.layout import Layout; "
         "from hacpo.pipeline.locks import driver_lock\n"
         "with driver_lock(Layout(Path('artifacts/small'))): print('ready', flush=True); time.sleep(600)"
     )
@@ -282,3 +282,15 @@ def test_who_was_taken_for_gone_writes_no_more(tmp_path: Path) -> None:
         f"hacpo: error: {tmp_path}: hacpo run, process 12 on elsewhere has taken over, because this process was not "
         "heard of for too long"
     ]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"command": "\x1b[2J"}, {"command": ["hacpo"]}, {"process": "12"}, {"released": {}}, {"host": None}]
+)
+def test_a_holder_that_a_stranger_wrote_steers_nothing(tmp_path: Path, changed: dict[str, object]) -> None:
+    path = put(tmp_path, "driver", far())
+    path.write_text(json.dumps(asdict(far()) | changed))
+    found = look(tmp_path, "driver")
+    assert found is not None
+    assert "\x1b" not in str(found)
+    assert (found.holder is None) == (changed != {"command": "\x1b[2J"})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import PARAMS, Cli, train
-from hacpo import schema
+from hacpo.artifacts import storage
 from hacpo.pipeline import lessons
 from hacpo.pipeline.project import Pipeline
 
@@ -79,11 +79,11 @@ class Numbers:
     def step(self, step: int, *, live: dict[str, float], mean: dict[str, float], **verdicts: float) -> None:
         layout = self.pipeline.layout
         groups = {f"{agent}.live_groups": count for agent, count in live.items()}
-        schema.write_json(layout.metrics("advantage", step, "all"), groups)
+        storage.write_json(layout.metrics("advantage", step, "all"), groups)
         for agent, reward in mean.items():
             counts = {f"verdict.{name}": count for name, count in verdicts.items()} or {"verdict.wrong": 32}
             counts |= {"verdict.correct": 1} if reward else {}
-            schema.write_json(layout.metrics("verify", step, agent), {"accuracy": reward, **counts})
+            storage.write_json(layout.metrics("verify", step, agent), {"accuracy": reward, **counts})
 
     def said(self, steps: int) -> dict[int, list[str]]:
         return {step: lines for step in range(1, steps + 1) if (lines := lessons.remarks(self.pipeline, step))}
@@ -129,7 +129,7 @@ def test_the_likeliest_cause_is_named(numbers: Numbers, verdicts: dict[str, int]
     numbers.step(1, live={"ada": 0, "bo": 0}, mean={})
     for agent in ("ada", "bo"):
         counts = {f"verdict.{name}": count for name, count in verdicts.items()}
-        schema.write_json(numbers.pipeline.layout.metrics("verify", 1, agent), {"accuracy": mean, **counts})
+        storage.write_json(numbers.pipeline.layout.metrics("verify", 1, agent), {"accuracy": mean, **counts})
     (line,) = lessons.remarks(numbers.pipeline, 1)
     assert words in line
 

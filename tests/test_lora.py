@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import PARAMS, Cli, contents, make_finished, make_project, train
-from hacpo.config import EngineSettings
-from hacpo.engines.base import SamplingParameters
-from hacpo.engines.checkpoint import load_model
-from hacpo.engines.resident import Resident
-from hacpo.weights import policy_hash
+from hacpo.artifacts.weights import policy_hash
+from hacpo.engines.interface import SamplingParameters
+from hacpo.engines.models.checkpoint import load_model
+from hacpo.engines.vllm.warm_engine import Resident
+from hacpo.settings.engine import EngineSettings
 
 RUN = "pipelines/small"
 WITH_ADAPTER = PARAMS.replace("{model: models/ada}", "{model: models/ada, adapter: {rank: 4, alpha: 8}}")
@@ -123,7 +123,7 @@ def test_a_killed_update_resumes_with_the_same_bytes(
     for table in ("checkpoints", "updates"):
         shutil.rmtree(f"artifacts/small/{table}/step=0002/agent=ada")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("hacpo.engines.trainer.Trainer.save", die)
+        patch.setattr("hacpo.engines.training.trainer.Trainer.save", die)
         cli("update", RUN, "--step", 2, "--agent", "ada")
     assert not LAST.exists()
     assert cli("run", RUN, "--jobs", 1).code == 0
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_refused_at_the_start(project: Path, cli: Cli, adapter
 def test_without_peft_the_first_command_says_so(project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(RUN, "params.yaml").write_text(WITH_ADAPTER)
     assert cli("resolve", RUN).code == 0
-    monkeypatch.setattr("hacpo.engines.adapter.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hacpo.engines.models.adapter.importlib.util.find_spec", lambda name: None)
     refused = cli("warmup", RUN, "--agent", "ada")
     assert refused.code == 6
     assert refused.error.endswith("which is not installed. Run `pip install 'hacpo[lora]'`")
@@ -229,7 +229,7 @@ def test_settings_that_disagree_with_the_checkpoint_are_refused(here: Path, cli:
 def test_vllm_gets_a_whole_model_that_is_gone_afterwards(here: Path, tmp_path: Path) -> None:
     """A stand-in for the engine: it computes log-probabilities with whatever folder it is given."""
     from hacpo.engines.cache import ModelCache
-    from hacpo.engines.loading import open_model
+    from hacpo.engines.from_checkpoint import open_model
     from hacpo.engines.transformers import TransformersEngine
 
     loaded: list[dict[str, int]] = []

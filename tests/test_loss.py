@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hacpo.config import RECIPES, ClipSettings, ImportanceSettings, LossSettings
+from hacpo.algorithm.loss import ResponseBatch, clipped_term, kl_to_initial, response_terms, row_weights, update_loss
 from hacpo.errors import DataError
-from hacpo.loss import ResponseBatch, clipped_term, kl_to_initial, response_terms, row_weights, update_loss
+from hacpo.settings.algorithm import ClipSettings, ImportanceSettings, LossSettings
+from hacpo.settings.recipes import RECIPES
 
 TIGHT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
 

@@ -11,11 +11,12 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, SHARED
-from hacpo import settings as settings_of
-from hacpo.answers import normal_form
 from hacpo.errors import SettingsError
-from hacpo.evaluations import Response
-from hacpo.metrics import Estimate, Metric, pass_at_k, plain_mean, summary
+from hacpo.evaluation.metrics import Estimate, pass_at_k, plain_mean, summary
+from hacpo.evaluation.values import Response
+from hacpo.settings import params as settings_of
+from hacpo.settings.series import Metric
+from hacpo.verifying.answers.spelling import normal_form
 
 
 def answers(*texts: str | None, gold: str = "1") -> list[Response]:
@@ -133,7 +134,7 @@ CASES = SHARED / "data" / "verifier" / "cases.parquet"
 @pytest.mark.skipif(not CASES.exists(), reason="the labelled cases in ../shared/data/verifier are missing")
 def test_answers_of_one_form_are_the_same_answer() -> None:
     """Labelled answers with the form of their gold answer are labelled right."""
-    from hacpo.answers import extract_answer
+    from hacpo.verifying.answers.spelling import extract_answer
 
     cases = pl.read_parquet(CASES).filter(trust="firm").iter_rows(named=True)
     said = [(row["case_id"], extract_answer(row["response"]), row["gold"], row["expected"]) for row in cases]

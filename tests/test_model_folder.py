@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import ROOT, Cli, environment
-from hacpo.model_folder import is_model_file
+from hacpo.artifacts.model_folder import is_model_file
 
 START = Path("artifacts/small/checkpoints/step=0000/agent=ada")
 
@@ -58,7 +59,7 @@ def test_code_of_a_model_folder_never_runs_whatever_is_answered(
     words = command.split()
     options = ["--agent", "ada"] if command == "warmup" else words[1:]
     done = subprocess.run(
-        [sys.executable, "-m", "stages.cli", words[0], *options, "pipelines/small"],
+        [sys.executable, "-m", "hacpo.cli", words[0], *options, "pipelines/small"],
         input="y\ny\ny\n",
         capture_output=True,
         text=True,
@@ -101,6 +102,40 @@ def test_a_link_out_of_the_folder_is_refused(cli: Cli, project: Path, folder: Pa
     (folder / "NOTICE").symlink_to("LICENSE")  # within the folder
     assert cli("warmup", "pipelines/small", "--agent", "ada").code == 0
     assert (START / "NOTICE").read_text() == "free"
+
+
+@pytest.mark.parametrize("linked", ["additional_chat_templates", "additional_chat_templates/tool.jinja"])
+def test_a_template_elsewhere_is_refused(cli: Cli, project: Path, folder: Path, tmp_path: Path, linked: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "tool.jinja").write_text("private")
+    (folder / linked).parent.mkdir(exist_ok=True)
+    (folder / linked).symlink_to(outside if linked.endswith("templates") else outside / "tool.jinja")
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6
+    assert "additional_chat_templates" in result.error
+    assert "is no file of this model folder (found a link to" in result.error
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"num_hidden_layers": 3_000_000}, "num_hidden_layers is out of bounds (expected at most 1000, found 3000000)"),
+        ({"head_dim": 2**33}, "head_dim is out of bounds"),
+        ({"text_config": {"vocab_size": 2**40}}, "vocab_size is out of bounds"),
+        ({"attn_implementation": "owner/kernel"}, "attn_implementation names code that is not in transformers"),
+        ({"_attn_implementation": {"": "owner/kernel:f"}}, "names code that is not in transformers"),
+    ],
+)
+def test_a_config_that_asks_for_too_much_or_for_code_is_refused(
+    cli: Cli, project: Path, folder: Path, config: dict[str, Any], says: str
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6
+    assert says in result.error
+    assert not START.exists()
 
 
 def test_links_in_a_circle_are_refused(cli: Cli, project: Path, folder: Path) -> None:

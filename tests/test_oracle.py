@@ -15,9 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import PARAMS, Cli, contents, make_finished
-from hacpo.advantage import step_advantages
-from hacpo.advantage_table import capabilities_used, capability_rows, capability_summary, side_sample_capability
-from hacpo.config import RECIPES, AdvantageSettings, CapabilitySettings
+from hacpo.algorithm.advantage_table import (
+    capabilities_used,
+    capability_rows,
+    capability_summary,
+    side_sample_capability,
+)
+from hacpo.algorithm.group_advantage import step_advantages
+from hacpo.settings.algorithm import AdvantageSettings, CapabilitySettings
+from hacpo.settings.recipes import RECIPES
 
 RUN = "pipelines/small"
 SIDE = 6

@@ -14,10 +14,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from conftest import PARAMS, Cli, contents, environment, make_project
+from conftest import PARAMS, ROOT, Cli, contents, environment, make_project
 
 DVC = [sys.executable, "-m", "dvc"]
-HACPO = [sys.executable, "-m", "stages.cli"]
+HACPO = [sys.executable, "-m", "hacpo.cli"]
 
 
 def dvc(*arguments: str) -> str:
@@ -288,8 +288,8 @@ def test_status_says_what_comes_next(project: Path, cli: Cli) -> None:
 
 
 def test_two_runs_at_once_are_refused(finished_copy: Path, cli: Cli) -> None:
+    from hacpo.artifacts.layout import Layout
     from hacpo.errors import BusyError
-    from hacpo.layout import Layout
     from hacpo.pipeline.locks import driver_lock, stage_lock
 
     layout = Layout(finished_copy / "artifacts" / "small")
@@ -356,7 +356,7 @@ def test_out_inside_the_run_is_refused(finished_copy: Path, cli: Cli) -> None:
 
 
 def test_hacpo_settings_in_files_are_what_the_stage_read(finished: Path) -> None:
-    from hacpo.schema import read_metadata
+    from hacpo.artifacts.parquet import read_metadata
 
     base = finished / "artifacts" / "small"
     settings = json.loads((base / "settings.json").read_text())
@@ -384,7 +384,7 @@ def _assert_subset(part: dict[str, object], whole: dict[str, object]) -> None:
 
 def test_light_commands_load_no_heavy_library(finished_copy: Path) -> None:
     code = (
-        "import sys; from stages.cli import app; from hacpo.pipeline.command_line import run_app;"
+        "import sys; from hacpo.cli import app; from hacpo.pipeline.command_line import run_app;"
         "codes = [run_app(app, a.split()) for a in sys.argv[1:]];"
         "heavy = {'torch', 'transformers', 'vllm', 'dvc', 'sympy', 'math_verify'} & set(sys.modules);"
         "print(codes, sorted(heavy))"
@@ -413,7 +413,7 @@ def test_pool_without_sharing_loads_no_tokenizer(
     trace = pl.read_parquet("artifacts/small/updates/step=0001/agent=ada/trace.parquet")
     assert trace["update"].n_unique() == 2
     code = (
-        "import sys; from stages.cli import app; from hacpo.pipeline.command_line import run_app;"
+        "import sys; from hacpo.cli import app; from hacpo.pipeline.command_line import run_app;"
         "print(run_app(app, 'pool pipelines/small --step 1 --learner ada'.split()), 'transformers' in sys.modules)"
     )
     result = subprocess.run(
@@ -423,9 +423,10 @@ def test_pool_without_sharing_loads_no_tokenizer(
 
 
 def test_every_stage_is_a_module_too() -> None:
-    for name in ("generate", "report", "run"):
+    for name in ("hacpo.stages.generate", "hacpo.stages.report", "hacpo.commands.run", "stages.update"):
         result = subprocess.run(
-            [sys.executable, "-m", f"stages.{name}", "--help"],
+            [sys.executable, "-m", name, "--help"],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             env=environment(),

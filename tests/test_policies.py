@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, environment
-from hacpo.layout import Layout
-from hacpo.weights import policy_hash
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.weights import policy_hash
 
 RUN = "pipelines/small"
 ARTIFACTS = Path("artifacts/small")
@@ -31,10 +31,10 @@ def mixed_up(tmp_path_factory: pytest.TempPathFactory, finished: Path) -> Path:
         assert done.returncode == 0, done.stdout + done.stderr
 
     params.write_text(f"{params.read_text()}retention: {{cache: none}}\n")
-    command(sys.executable, "-m", "stages.cli", "run", RUN)
+    command(sys.executable, "-m", "hacpo.cli", "run", RUN)
     shutil.copytree(root / RUN, root / "kept")
     params.write_text(params.read_text().replace("learning_rate: 3.0e-4", "learning_rate: 6.0e-4"))
-    command(sys.executable, "-m", "stages.cli", "run", RUN, "--jobs", "1", "--yes")
+    command(sys.executable, "-m", "hacpo.cli", "run", RUN, "--jobs", "1", "--yes")
     shutil.rmtree(root / RUN)
     (root / "kept").rename(root / RUN)
     outputs = [f"{RUN}/dvc.yaml", *(f"{RUN}/steps/{step:04d}/dvc.yaml" for step in range(3))]
@@ -114,11 +114,11 @@ def test_a_run_whose_metrics_note_no_policy_goes_by_its_rollouts(cli: Cli, finis
 
 
 def test_status_reads_no_weights(cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hacpo.weights
+    import hacpo.artifacts.weights
 
     def refuse(folder: Path) -> str:
         raise AssertionError(f"read {folder}")
 
-    monkeypatch.setattr(hacpo.weights, "policy_hash", refuse)
+    monkeypatch.setattr(hacpo.artifacts.weights, "policy_hash", refuse)
     monkeypatch.setattr("hacpo.pipeline.policies.policy_hash", refuse)
     assert "2 of 2 steps done" in cli("status", RUN).out

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import SHARED
-from hacpo.config import DataSet
+from hacpo.data.problems import load, schedule
 from hacpo.errors import DataError, MissingInputError
-from hacpo.problems import load, schedule
+from hacpo.settings.root import DataSet
 
 
 def file_of(folder: Path, **columns: list[Any]) -> DataSet:

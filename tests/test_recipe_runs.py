@@ -15,7 +15,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from conftest import PARAMS, Cli, train
-from hacpo.config import RECIPES
+from hacpo.settings.recipes import RECIPES
 
 PROMPTS, GROUP, UPDATES = 8, 4, 2
 AGENTS = ("ada", "bo", "cy")

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from hacpo.advantage import StepAdvantages, step_advantages
-from hacpo.config import RECIPES, AlgorithmSettings
-from hacpo.loss import ResponseBatch, ResponseTerms, kl_to_initial, row_weights, update_loss
+from hacpo.algorithm.group_advantage import StepAdvantages, step_advantages
+from hacpo.algorithm.loss import ResponseBatch, ResponseTerms, kl_to_initial, row_weights, update_loss
+from hacpo.settings.algorithm import AlgorithmSettings
+from hacpo.settings.recipes import RECIPES
 
 UPDATE_INDEX = 2
 REWARDS = np.array([[[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]])

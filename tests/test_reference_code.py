@@ -20,14 +20,17 @@ import pytest
 import torch
 
 from conftest import Cli, train
-from hacpo.advantage import StepAdvantages, step_advantages
-from hacpo.advantage_table import capability_rows
-from hacpo.capability import ratio_matrix
-from hacpo.config import RECIPES, AlgorithmSettings, PromptSettings
-from hacpo.loss import ResponseBatch, kl_to_initial, row_weights, update_loss
-from hacpo.pooling import NO_LIMIT, Limits, TextRoute, build_pool
-from hacpo.settings import load, reads
-from hacpo.terminals import Terminals
+from hacpo.algorithm.advantage_table import capability_rows
+from hacpo.algorithm.capability import ratio_matrix
+from hacpo.algorithm.group_advantage import StepAdvantages, step_advantages
+from hacpo.algorithm.loss import ResponseBatch, kl_to_initial, row_weights, update_loss
+from hacpo.algorithm.pooling import NO_LIMIT, Limits, TextRoute, build_pool
+from hacpo.pipeline.catalogue import POOL_STAGE
+from hacpo.settings.agents import PromptSettings
+from hacpo.settings.algorithm import AlgorithmSettings
+from hacpo.settings.params import load, reads
+from hacpo.settings.recipes import RECIPES
+from hacpo.tokens.terminals import Terminals
 from tampering import Sandbox
 
 # --- the pool without EOS
@@ -136,10 +139,10 @@ def test_an_eos_that_is_not_scored_needs_no_room() -> None:
 
 def test_the_pool_reads_nothing_else_of_the_importance_block(project: Path, cli: Cli, tmp_path: Path) -> None:
     path = project / "pipelines" / "small" / "params.yaml"
-    one = reads(load(path, ["algorithm.importance.alpha=1.0"]), "pool", "ada")
+    one = reads(load(path, ["algorithm.importance.alpha=1.0"]), POOL_STAGE.settings, "ada")
     assert one["algorithm"]["importance"] == {"score_eos": True}
-    assert reads(load(path, ["algorithm.importance.alpha=3.0"]), "pool", "ada") == one
-    assert reads(load(path, ["algorithm.importance.score_eos=false"]), "pool", "ada") != one
+    assert reads(load(path, ["algorithm.importance.alpha=3.0"]), POOL_STAGE.settings, "ada") == one
+    assert reads(load(path, ["algorithm.importance.score_eos=false"]), POOL_STAGE.settings, "ada") != one
     refused = cli(
         "pool", "pipelines/small", "--step", 1, "--learner", "ada", "--out", tmp_path / "out",
         "--set", "algorithm.importance.alpha=3.0",

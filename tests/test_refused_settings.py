@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from conftest import PARAMS, Cli
+from hacpo.engines.vllm.servers import keeps_secrets, server_url
 from hacpo.errors import ModelError, SettingsError
-from hacpo.model_source import hub_repository
-from hacpo.servers import keeps_secrets, server_url
+from hacpo.settings.model_source import hub_repository
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_no_password_stands_in_a_url(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://10.0.0.7:8000", "http://127.evil.example:8000", "http://localhost.example"])
 def test_a_key_goes_over_no_plain_connection(url: str) -> None:
-    from hacpo.config import EngineSettings
-    from hacpo.engines.vllm_server import VllmServer
+    from hacpo.engines.vllm.server import VllmServer
+    from hacpo.settings.engine import EngineSettings
 
     with pytest.raises(ModelError, match="plain http") as refused:
         VllmServer(url, "ada", Path("models/ada"), EngineSettings(), eos_token_ids=[1], key="hunter2")

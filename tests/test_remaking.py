@@ -106,7 +106,7 @@ def test_a_terminal_is_asked(finished_copy: Path, answer: str, code: int) -> Non
     before = contents(finished_copy)
     own, its = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "stages.cli", "run", RUN, "--jobs", "1"],
+        [sys.executable, "-m", "hacpo.cli", "run", RUN, "--jobs", "1"],
         stdin=its, stdout=subprocess.DEVNULL, stderr=its, env=environment(),
     ) as process:  # fmt: skip
         os.close(its)

@@ -73,11 +73,88 @@ def test_an_empty_folder_in_a_shared_cache_is_removed(finished_copy: Path, cli: 
     folder = forget_settings(finished_copy)
     large = shared / "files" / "md5" / TEMPORARY
     large.write_text("half of what another project is copying")
+    lock = finished_copy / "pipelines" / "small" / "steps" / "0001" / "dvc.lock"
+    lock.write_bytes(lock.read_bytes() + b"  ")
+    said = cli("status", "pipelines/small").out
+    assert "left alone what a kill left in" in said
+    assert "outside the project: 2 file(s) or folder(s), which `hacpo repair` removes" in said
+    assert folder.is_dir()
     assert cli("repair", "pipelines/small").out.splitlines() == [
         "small: mended what a kill left: removed 1 empty folder of DVC's run cache"
     ]
     assert not folder.exists()
     assert large.exists()
+
+
+def private_files(home: Path) -> dict[Path, bytes]:
+    """Somebody's own files, at every depth at which DVC has something; all look cut off to one who takes them for
+    DVC's."""
+    for name in (
+        "notes",
+        "a/notes",
+        "a/b/notes",
+        "aa/notes",
+        f"aa/{'b' * 64}/notes",
+        "files/md5/aa/notes",
+        "runs/a/b/c",
+    ):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("")
+    (home / "a" / "empty").mkdir()
+    return contents(home)
+
+
+@pytest.mark.parametrize("command", ["status", "repair"])
+@pytest.mark.parametrize("way", ["runs", "files", "cache.dir", "artifacts"])
+def test_no_file_of_the_user_is_taken_for_a_leftover(
+    finished_copy: Path, cli: Cli, tmp_path: Path, command: str, way: str
+) -> None:
+    """A run's folder that a stranger made: links and DVC's own setting lead to somebody's home."""
+    home = tmp_path / "home"
+    expected, cache = private_files(home), finished_copy / ".dvc" / "cache"
+    if way == "cache.dir":
+        (finished_copy / ".dvc" / "config").write_text(f"[core]\n    no_scm = true\n[cache]\n    dir = {home}\n")
+    elif way == "artifacts":
+        (home / TEMPORARY).write_text("half")
+        expected = contents(home)
+        rollouts = finished_copy / "artifacts" / "small" / "rollouts"
+        shutil.rmtree(rollouts)
+        rollouts.symlink_to(home)
+    else:
+        linked = cache / "runs" if way == "runs" else cache / "files" / "md5"
+        shutil.rmtree(linked)
+        linked.symlink_to(home)
+    lock = finished_copy / "pipelines" / "small" / "dvc.lock"
+    lock.write_bytes(lock.read_bytes()[:-1])  # something looks wrong
+    cli(command, "pipelines/small")
+    there = contents(home)
+    assert {path: there.get(path) for path in expected} == expected
+    assert (home / "a" / "empty").is_dir()
+
+
+def test_what_a_stranger_wrote_cannot_steer_the_terminal(finished_copy: Path, cli: Cli) -> None:
+    settings = finished_copy / "artifacts" / "small" / "settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"\x1b[2J\n[/red]": 1}))
+    (finished_copy / "artifacts" / "small" / "[bold]").mkdir()
+    (finished_copy / "artifacts" / "small" / "[bold]" / "large").write_bytes(bytes(1 << 24))
+    result = cli("status", "pipelines/small")
+    assert result.code == 0, result.err
+    assert "\x1b[2J" not in result.out
+    assert r"\x1b[2J\n[/red]" in result.out
+    assert "[bold] 16.0" in result.out
+
+
+def test_pipes_are_not_waited_for(finished_copy: Path, cli: Cli) -> None:
+    entry = next((finished_copy / ".dvc" / "cache" / "runs").glob("*/*"))
+    os.mkfifo(entry / ("c" * 64))
+    os.mkfifo(finished_copy / "artifacts" / "small" / TEMPORARY)
+    result = cli("repair", "pipelines/small")
+    assert result.code == 0, result.err
+    os.mkfifo(finished_copy / "pipelines" / "small" / "steps" / "dvc.lock")
+    result = cli("status", "pipelines/small")
+    assert "small: what a kill left is not mended: " in result.out
+    assert "not a regular file" in result.out
+    assert cli("repair", "pipelines/small").error.endswith("steps/dvc.lock: cannot be read: not a regular file")
 
 
 @pytest.mark.parametrize("command", ["run", "repair"])

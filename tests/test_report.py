@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from hacpo import schema
-from hacpo import settings as settings_of
-from hacpo.config import RECIPES
-from hacpo.layout import Layout, partition
-from hacpo.metrics import Estimate, over_problems, paired_change
+from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts.layout import Layout, partition
+from hacpo.evaluation.metrics import Estimate, over_problems, paired_change
 from hacpo.pipeline.command_line import new_app, run_app
-from hacpo.report import browser, charts, checks, collect, facts, figures, held_out, reward_figures, scales
-from stages.report import report
+from hacpo.settings import params as settings_of
+from hacpo.settings.recipes import RECIPES
+from hacpo.stages.report import report
+from hacpo.tools.report import browser, charts, checks, collect, facts, figures, held_out, reward_figures, scales
 
 Reward = Callable[[int, str, int, int], float]
 """(step, agent, problem, sample) -> reward."""
@@ -87,15 +87,15 @@ class Run:
         self.agents = list(self.settings.agents)
         self.layout = Layout(root / "artifacts" / "toy")
 
-    def write(self, path: Path, table: schema.Table, rows: list[dict[str, Any]], **place: Any) -> None:
+    def write(self, path: Path, table: tables.Table, rows: list[dict[str, Any]], **place: Any) -> None:
         where = partition(place.pop("step"), **place) if place else ""
-        schema.write_table(path, table, schema.to_arrow(table, rows), run="toy", partition=where)
+        parquet.write_table(path, table, parquet.to_arrow(table, rows), run="toy", partition=where)
 
     def metrics(self, stage: str, step: int, agent: str, **values: float) -> None:
-        schema.write_json(self.layout.metrics(stage, step, agent), {"seconds": 2.0, **values})
+        storage.write_json(self.layout.metrics(stage, step, agent), {"seconds": 2.0, **values})
 
     def prepare(self) -> Run:
-        schema.write_json(self.layout.settings, settings_of.dump(self.settings))
+        storage.write_json(self.layout.settings, settings_of.dump(self.settings))
         for name in self.settings.data.sets:
             rows = [
                 {
@@ -108,13 +108,13 @@ class Run:
                 | {"level": None, "source": "toy"}
                 for i in range(4)
             ]
-            self.write(self.layout.problems(name), schema.PROBLEMS, rows)
+            self.write(self.layout.problems(name), tables.PROBLEMS, rows)
         rows = [
             {"step": step, "position": i, "problem_id": f"p{i}", "problem": f"1+{i}=? {self.text}", "answer": "2"}
             for step in range(1, self.settings.steps + 1)
             for i in range(PROBLEMS)
         ]
-        self.write(self.layout.schedule, schema.SCHEDULE, rows)
+        self.write(self.layout.schedule, tables.SCHEDULE, rows)
         return self
 
     def responses(self, step: int, agent: str) -> list[dict[str, Any]]:
@@ -149,12 +149,12 @@ class Run:
                 }
                 for row in own
             ]
-            self.write(self.layout.rollouts(step, agent), schema.ROLLOUTS, rollouts, step=step, agent=agent)
+            self.write(self.layout.rollouts(step, agent), tables.ROLLOUTS, rollouts, step=step, agent=agent)
             verdicts = [
                 row | {"verdict": "correct" if row["reward"] else "wrong", "extracted": self.text, "answer": "2"}
                 for row in own
             ]
-            self.write(self.layout.verdicts(step, agent), schema.VERDICTS, verdicts, step=step, agent=agent)
+            self.write(self.layout.verdicts(step, agent), tables.VERDICTS, verdicts, step=step, agent=agent)
             pooled = [
                 row | {"is_self": row["source"] == agent}
                 for source in (self.agents if share else [agent])
@@ -175,7 +175,7 @@ class Run:
             self.metrics("update", step, agent, grad_norm=0.5, loss=0.1, tokens=16, updates=2)
             shares = dict.fromkeys(("uniform", "baseline_above_one", "guarded", "punished_correct"), 0.0)
             self.metrics("advantage", step, "all", **{f"{a}.{k}": v for a in self.agents for k, v in shares.items()})
-        self.write(self.layout.capability(step), schema.CAPABILITY, capability, step=step)
+        self.write(self.layout.capability(step), tables.CAPABILITY, capability, step=step)
         return self
 
     def write_learner(self, step: int, agent: str, pooled: list[dict[str, Any]]) -> None:
@@ -192,7 +192,7 @@ class Run:
             | {"text_bytes": 5, "status": "kept", "roundtrip": True, "as_sampled": row["is_self"]}
             for row in pooled
         ]
-        self.write(self.layout.pool(step, agent), schema.POOL, rows, **learner)
+        self.write(self.layout.pool(step, agent), tables.POOL, rows, **learner)
         rows = [
             row
             | {"baseline": 0.5, "sigma": 0.5, "advantage": row["reward"] - 0.5, "omega": 1.0 if row["is_self"] else 2.0}
@@ -200,7 +200,7 @@ class Run:
             | {"uniform": False, "guarded": False}
             for row in pooled
         ]
-        self.write(self.layout.advantages(step, agent), schema.ADVANTAGES, rows, **learner)
+        self.write(self.layout.advantages(step, agent), tables.ADVANTAGES, rows, **learner)
         rows = [
             {"rollout_id": row["rollout_id"], "source": row["source"], "is_self": row["is_self"], "update": 0}
             | {
@@ -214,7 +214,7 @@ class Run:
             | {"clipped": not row["is_self"], "is_weight": 1.0 if row["is_self"] else 0.8}
             for row in pooled
         ]
-        self.write(self.layout.trace(step, agent), schema.TRACE, rows, step=step, agent=agent)
+        self.write(self.layout.trace(step, agent), tables.TRACE, rows, step=step, agent=agent)
 
     def evaluate(self, step: int) -> Run:
         # Four problems, two samples each; by default one more problem is solved per step: 0/4, 1/4, 2/4...
@@ -232,7 +232,7 @@ class Run:
                 for sample in range(benchmark.samples)
             ]
             if rows:
-                self.write(self.layout.evaluation(step, agent), schema.EVALUATIONS, rows, step=step, agent=agent)
+                self.write(self.layout.evaluation(step, agent), tables.EVALUATIONS, rows, step=step, agent=agent)
             self.metrics("evaluate", step, agent, **{"held.tokens": 16})
         return self
 
@@ -416,7 +416,7 @@ def test_hostile_text_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_script_shows_texts_only_as_text() -> None:
-    script = files("hacpo.report").joinpath("report.js").read_text()
+    script = files("hacpo.tools.report").joinpath("report.js").read_text()
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|setTimeout", script
     )
@@ -478,8 +478,8 @@ def test_an_unfinished_step_shows_what_there_is(toy: Run) -> None:
         toy.layout.advantages(2, "ada").parent,
         toy.layout.evaluation(2, "bo"),
     ):
-        schema.remove(path)
-    schema.remove(toy.layout.rollouts(2, "bo"))
+        storage.remove(path)
+    storage.remove(toy.layout.rollouts(2, "bo"))
     page = page_of(toy)
     assert "in progress: 1 of 2 steps" in page.text
     second = json.loads(page.scripts["reader-step-2"])[0]
@@ -686,7 +686,7 @@ def contrast(one: str, other: str) -> float:
 
 def test_everything_drawn_stands_out_from_its_ground() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21.0)  # (1 + .05) / (0 + .05)
-    css = files("hacpo.report").joinpath("report.css").read_text()
+    css = files("hacpo.tools.report").joinpath("report.css").read_text()
     pair = r"light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)"
     named = {name: colors for name, *colors in re.findall(rf"--([\w-]+): {pair}", css)}
     drawn = {name: colors for name, *colors in re.findall(rf"\.c-([\w-]+) \{{ --c: {pair}", css)}
@@ -704,7 +704,7 @@ def test_everything_drawn_stands_out_from_its_ground() -> None:
 
 
 def test_the_state_of_a_check_has_room_for_its_words() -> None:
-    css = files("hacpo.report").joinpath("report.css").read_text()
+    css = files("hacpo.tools.report").joinpath("report.css").read_text()
     (columns,) = re.findall(r"^\.check \{[^}]*grid-template-columns: ([^;]*);", css, re.MULTILINE)
     assert "max-content" in columns.rpartition(" minmax(0, 1fr)")[0]  # as wide as `no data yet` in any font
 
@@ -754,7 +754,7 @@ def test_a_punished_answer_is_one_that_no_other_beats() -> None:
 def test_the_byte_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = Run(tmp_path, params(["ada", "bo"]), text="é" * 5000).complete()
-    schedule = schema.read_table(run.layout.schedule, schema.SCHEDULE).to_pylist()
+    schedule = parquet.read_table(run.layout.schedule, tables.SCHEDULE).to_pylist()
 
     def embedded(**changes: Any) -> browser.Embedded:
         settings = run.settings.report.model_copy(update=changes)
@@ -826,7 +826,7 @@ def test_steps_without_signal_say_nothing_about_punished_answers(toy: Run) -> No
 
 
 def test_every_figure_and_recipe_has_its_words() -> None:
-    words = tomllib.loads(files("hacpo.report").joinpath("captions.toml").read_text())
+    words = tomllib.loads(files("hacpo.tools.report").joinpath("captions.toml").read_text())
     assert words["figures"].keys() == figures.FIGURES.keys()
     assert words["recipes"].keys() == RECIPES.keys()
     for caption in words["figures"].values():

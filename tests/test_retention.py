@@ -17,11 +17,12 @@ import pytest
 from ruamel.yaml import YAML
 
 from conftest import PARAMS, Cli, contents, environment, make_finished
-from hacpo.config import RetentionSettings
-from hacpo.layout import Layout
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.weights import policy_hash
+from hacpo.evaluation.values import best_step
 from hacpo.pipeline.locks import driver_lock, stage_lock
-from hacpo.retention import best_step, kept_steps
-from hacpo.weights import policy_hash
+from hacpo.pipeline.retention.rule import kept_steps
+from hacpo.settings.root import RetentionSettings
 
 STEPS = 5
 EVALUATED = [0, 2, 4, 5]
@@ -29,7 +30,7 @@ KEEP_ALL = PARAMS.replace("steps: 2", f"steps: {STEPS}")
 KEEP_LAST = KEEP_ALL + "retention: {keep_last: 1}\n"
 RUN = Path("artifacts/small")
 DVC = [sys.executable, "-m", "dvc"]
-HACPO = [sys.executable, "-m", "stages.cli"]
+HACPO = [sys.executable, "-m", "hacpo.cli"]
 
 
 def steps_there(agent: str = "ada") -> list[int]:
@@ -377,6 +378,21 @@ def test_the_best_is_kept_and_exported(whole_copy: Path, cli: Cli) -> None:
         exported = cli("export", "pipelines/small", f"out/{agent}", "--agent", agent, "--step", "best")
         assert exported.code == 0, exported.err
         assert f"{agent} at step {best[agent]} " in exported.out
+
+
+@pytest.mark.parametrize("linked", ["checkpoints", "checkpoints/step=0001"])
+def test_no_checkpoint_is_removed_through_a_link(whole_copy: Path, cli: Cli, tmp_path: Path, linked: str) -> None:
+    """Whoever hands a run over may have linked it to checkpoints of another run."""
+    mine, link = tmp_path / "mine", whole_copy / "artifacts" / "small" / linked
+    shutil.move(link, mine)
+    link.symlink_to(mine)
+    before = sorted(mine.rglob("*"))
+    with Path("pipelines/small/params.yaml").open("a") as params:
+        params.write("retention:\n  keep_last: 1\n  cache: none\n")
+    result = cli("prune", "pipelines/small")
+    assert "is a link, and no checkpoint is removed through one" in result.error
+    assert not (whole_copy / "artifacts" / "small" / "pruned.json").exists()
+    assert sorted(mine.rglob("*")) == before
 
 
 def test_prune_waits_for_nobody(whole_copy: Path, cli: Cli) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from conftest import SHARED
-from hacpo.engines.chat_templates import settle_chat
-from hacpo.engines.tokenizers import ChatTokenizer
 from hacpo.errors import DataError, ModelError
-from hacpo.retokenize import retokenize
-from hacpo.same_tokenizer import same_tokenizer
-from hacpo.terminals import terminal_map
+from hacpo.tokens.chat_templates import settle_chat
+from hacpo.tokens.retokenize import retokenize
+from hacpo.tokens.same_tokenizer import same_tokenizer
+from hacpo.tokens.terminals import terminal_map
+from hacpo.tokens.tokenizers import ChatTokenizer
 
 SOLUTION = "7+3=10 10-2=8 \\boxed{8}"
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import hostile
 import pytest
 
-from hacpo import verification_pool
-from hacpo.config import VerificationSettings
 from hacpo.errors import DataError, HacpoError
-from hacpo.reward import Request, Verdict, Verifier
+from hacpo.settings.verification import VerificationSettings
+from hacpo.verifying import worker_pool as verification_pool
+from hacpo.verifying.verifier import Request, Verdict, Verifier
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -241,9 +241,9 @@ def test_plain_numbers_need_no_process_and_no_library() -> None:
     script = """
         import sys, time
         start = time.perf_counter()
-        from hacpo.reward import Request, Verifier
+        from hacpo.verifying.verifier import Request, Verifier
         imported = time.perf_counter() - start
-        from hacpo.config import VerificationSettings
+        from hacpo.settings.verification import VerificationSettings
         requests = [Request(str(i), f"So {i} \\\\boxed{{{i % 40}}}", "stop", str(i % 30)) for i in range(512)]
         with Verifier(VerificationSettings()) as verifier:
             start = time.perf_counter()
@@ -361,7 +361,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         import sys, threading, time
         from pathlib import Path
         from hacpo import reward, verification_pool
-        from hacpo.config import VerificationSettings
+        from hacpo.settings.verification import VerificationSettings
         verification_pool._WORKER = (sys.executable, "-c", {MISBEHAVING!r})
         verifier = reward.Verifier(VerificationSettings(timeout_seconds=60))
         request = lambda answer: reward.Request("a", "\\\\boxed{{" + answer + "}}", "stop", "x+1")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacpo.answers import enclosing, extract_answer, nesting, plain_verdict, split, squeezed, tidy
-from hacpo.equivalence import equivalent
+from hacpo.verifying.answers.equivalence import equivalent
+from hacpo.verifying.answers.spelling import enclosing, extract_answer, nesting, plain_verdict, split, squeezed, tidy
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from hacpo.algebra import UnreadableError
-from hacpo.answers import extract_answer, plain_verdict
-from hacpo.config import VerificationSettings
-from hacpo.equivalence import equivalent
-from hacpo.reward import Request, Verdict, Verifier
+from hacpo.settings.verification import VerificationSettings
+from hacpo.verifying.answers.algebra import UnreadableError
+from hacpo.verifying.answers.equivalence import equivalent
+from hacpo.verifying.answers.spelling import extract_answer, plain_verdict
+from hacpo.verifying.verifier import Request, Verdict, Verifier
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 CASES = DATA / "verifier" / "cases.parquet"
@@ -87,7 +87,7 @@ def test_the_fast_path_changes_no_verdict(
 ) -> None:
     """Every labelled response once more, with every pair of answers compared by a worker."""
     cases, verdicts = labelled
-    monkeypatch.setattr("hacpo.reward.plain_verdict", lambda answer, gold: None)
+    monkeypatch.setattr("hacpo.verifying.verifier.plain_verdict", lambda answer, gold: None)
     requests = [Request(row["case_id"], row["response"], "stop", row["gold"]) for row in cases.iter_rows(named=True)]
     assert verifier.verify(requests) == verdicts
 
@@ -126,7 +126,7 @@ def test_gold_answers_verify_against_themselves(name: str, verifier: Verifier) -
 def test_gold_answers_are_understood(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules and the library find each answer equal to itself, without noticing that the characters are the same."""
     for module in ("algebra", "equivalence"):
-        monkeypatch.setattr(f"hacpo.{module}.same_characters", lambda one, other: False)
+        monkeypatch.setattr(f"hacpo.verifying.answers.{module}.same_characters", lambda one, other: False)
     not_mathematics = ("np.arcsin(10/13)", "t(0,4]")  # as the data sets have them
     answers = [answer for answer in _gold_answers(name) if answer not in not_mathematics]
     assert [answer for answer in answers[: SETS[name]] if not equivalent(answer, answer)] == []

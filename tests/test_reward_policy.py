@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hacpo.algebra import TooLargeError, UnreadableError
-from hacpo.equivalence import equivalent
+from hacpo.verifying.answers.algebra import TooLargeError, UnreadableError
+from hacpo.verifying.answers.equivalence import equivalent
 
 # section -> gold answer -> (answers that are correct, answers that are wrong)
 POLICY: dict[str, dict[str, tuple[list[str], list[str]]]] = {

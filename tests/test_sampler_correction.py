@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Cli, train
-from hacpo.errors import ArtifactError, DataError
-from hacpo.rollouts import training_rows
-from hacpo.sampler_correction import (
+from hacpo.algorithm.rollouts import training_rows
+from hacpo.algorithm.sampler_correction import (
     effective_sample_size,
     sampler_metrics,
     sequence_log_weight,
     truncated_weight,
 )
-from hacpo.support import Support
+from hacpo.algorithm.support import Support
+from hacpo.errors import ArtifactError, DataError
 
 # --- numbers by hand
 

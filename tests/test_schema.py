@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hacpo import schema
+from hacpo.artifacts import parquet, storage
+from hacpo.artifacts.parquet import read_table, to_arrow, write_table
+from hacpo.artifacts.tables import CAPABILITY, SCHEDULE, VERDICTS
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
-from hacpo.schema import CAPABILITY, SCHEDULE, read_table, to_arrow, write_table
 
 ROWS = [
     {"step": 1, "position": number, "problem_id": f"p{number}", "problem": "1+1=?", "answer": "2"}
@@ -37,7 +38,7 @@ def table(tmp_path: Path) -> Path:
 def test_shards_keep_order_and_carry_their_origin(table: Path) -> None:
     assert [path.name for path in sorted(table.iterdir())] == [f"part-0000{n}.parquet" for n in range(3)]
     assert read_table(table, SCHEDULE, run="r", partition="step=0001").to_pylist() == ROWS
-    metadata = schema.read_metadata(table)
+    metadata = parquet.read_metadata(table)
     assert metadata == {
         "schema": "schedule/1",
         "run": "r",
@@ -65,8 +66,8 @@ def test_the_same_rows_are_the_same_bytes(table: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_table_is_one_shard_without_rows(tmp_path: Path) -> None:
-    write_table(tmp_path / "empty", SCHEDULE, to_arrow(SCHEDULE, []), run="r", rows_per_shard=2)
-    assert len(read_table(tmp_path / "empty", SCHEDULE, run="r")) == 0
+    write_table(tmp_path / "empty", VERDICTS, to_arrow(VERDICTS, []), run="r", rows_per_shard=2)
+    assert len(read_table(tmp_path / "empty", VERDICTS, run="r")) == 0
 
 
 def test_missing_table_names_the_command_that_makes_it(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_duplicated_row_is_named(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(table: Path) -> None:
     before = {path.name: path.read_bytes() for path in table.iterdir()}
-    with pytest.raises(RuntimeError), schema.atomic(table) as scratch:
+    with pytest.raises(RuntimeError), storage.atomic(table) as scratch:
         scratch.mkdir()
         (scratch / "half").write_text("x")
         raise RuntimeError
@@ -161,7 +162,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(table: Path) -> Non
 def test_what_a_killed_writer_left_is_removed_by_the_next(table: Path) -> None:
     stale = table.with_name(f".{table.name}.tmp-99999")
     stale.mkdir()
-    with schema.atomic(table) as scratch:
+    with storage.atomic(table) as scratch:
         scratch.mkdir()
     assert [path.name for path in table.parent.iterdir()] == [table.name]
 

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import PARAMS, Cli, environment, make_project
-from hacpo import schema
-from hacpo.audit.findings import Finding
-from hacpo.audit.walk import audit
-from hacpo.engines.tokenizers import ChatTokenizer
+from hacpo.algorithm.pooling import Limits, as_sampled
+from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts.layout import Layout, partition
 from hacpo.errors import ModelError
-from hacpo.layout import Layout, partition
 from hacpo.pipeline.project import Pipeline
-from hacpo.pooling import Limits, as_sampled
-from hacpo.same_tokenizer import same_tokenizer
-from hacpo.terminals import Terminals, terminal_map
+from hacpo.tokens.same_tokenizer import same_tokenizer
+from hacpo.tokens.terminals import Terminals, terminal_map
+from hacpo.tokens.tokenizers import ChatTokenizer
+from hacpo.tools.audit.findings import Finding
+from hacpo.tools.audit.walk import audit
 from tampering import Sandbox, make_sandbox
 from tokenizer_kinds import write_model, write_tokenizer
 
@@ -83,13 +83,13 @@ class Step:
 
     def write(self) -> None:
         path = self.layout.rollouts(1, "ada")
-        rows = schema.read_table(path, schema.ROLLOUTS).to_pylist()
+        rows = parquet.read_table(path, tables.ROLLOUTS).to_pylist()
         rows = [{**row, **given} for row, given in zip(rows, self.given(), strict=False)] + rows[4:]
-        metadata = schema.read_metadata(path)["settings"]
-        schema.write_table(
+        metadata = parquet.read_metadata(path)["settings"]
+        parquet.write_table(
             path,
-            schema.ROLLOUTS,
-            schema.to_arrow(schema.ROLLOUTS, rows),
+            tables.ROLLOUTS,
+            parquet.to_arrow(tables.ROLLOUTS, rows),
             run="small",
             partition=partition(1, agent="ada"),
             settings=metadata,
@@ -99,14 +99,14 @@ class Step:
     def pool(self, learner: str, source: str, root: Path | None = None) -> list[Row]:
         """A source's responses in a learner's pool, in order."""
         path = Layout(root).pool(1, learner) if root else self.layout.pool(1, learner)
-        return [row for row in schema.read_table(path, schema.POOL).to_pylist() if row["source"] == source]
+        return [row for row in parquet.read_table(path, tables.POOL).to_pylist() if row["source"] == source]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Step:
     """Prompts, rollouts and verdicts of the step, to be pooled; read only."""
+    from hacpo.cli import app
     from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
 
     base = tmp_path_factory.mktemp("shared")
     for seed, (name, kind) in enumerate(AGENTS.items()):
@@ -213,7 +213,7 @@ def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(step: Step,
     root = step.root
     params = (root / "pipelines/small/params.yaml").read_text()
     code = (
-        "import sys\nfrom hacpo.pipeline.command_line import run_app\nfrom stages.cli import app\n"
+        "import sys\nfrom hacpo.pipeline.command_line import run_app\nfrom hacpo.cli import app\n"
         f"words = ['pool', 'pipelines/pair', '--step', '1', '--learner', 'bo', '--out', {str(tmp_path)!r}]\n"
         "code = run_app(app, words)\n"
         "print(code, [name for name in ('torch', 'transformers', 'tokenizers') if name in sys.modules])"
@@ -235,7 +235,7 @@ def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(step: Step,
 
 def _copied_run(artifacts: Path, old: str, new: str) -> None:
     """The tables that pool reads, under another run's name."""
-    from hacpo.settings import dump
+    from hacpo.settings.params import dump
 
     for path in (artifacts / old).rglob("*"):
         target = artifacts / new / path.relative_to(artifacts / old)
@@ -248,7 +248,7 @@ def _copied_run(artifacts: Path, old: str, new: str) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     pipeline = Pipeline.open(artifacts.parent / "pipelines" / new)
-    schema.write_json(artifacts / new / "settings.json", dump(pipeline.settings))
+    storage.write_json(artifacts / new / "settings.json", dump(pipeline.settings))
 
 
 # --- different tokenizers
@@ -285,7 +285,7 @@ def test_always_goes_through_text_between_equal_tokenizers_too(step: Step, cli: 
     assert [row["status"] for row in cross[:4]] == ["kept", "not_representable", "not_representable", "empty"]
     assert not any(row["as_sampled"] for row in cross)
     # Nothing else differs from what a pool through text was: every other text, encoded and ended by the turn's end.
-    rollouts = schema.read_table(step.layout.rollouts(1, "ada"), schema.ROLLOUTS).to_pylist()
+    rollouts = parquet.read_table(step.layout.rollouts(1, "ada"), tables.ROLLOUTS).to_pylist()
     turn = step.control("bo", "<|im_end|>")
     for row, rollout in list(zip(cross, rollouts, strict=True))[4:]:
         if row["status"] == "kept" and row["source_terminal"] in (None, turn):
@@ -491,7 +491,7 @@ def test_a_damaged_tokenizer_is_one_line(name: str, text: str, message: str, fol
 
 
 def test_the_pool_depends_on_every_agents_tokenizer(step: Step, cli: Cli) -> None:
-    from hacpo.pipeline.plan import rendered
+    from hacpo.pipeline.dvc_files import rendered
 
     text = next(t for path, t in rendered(Pipeline.open(Path("pipelines/small"))).items() if path.parent.name == "0001")
     pool = text.partition("  pool:\n")[2].partition("  advantage:\n")[0]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, contents, environment
-from hacpo.layout import Layout
-from hacpo.weights import policy_hash
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.weights import policy_hash
 
 RUN = "pipelines/small"
 ARTIFACTS = Path("artifacts/small")
@@ -30,8 +30,8 @@ def command(root: Path, *words: str, code: int = 0) -> str:
 
 def hacpo(root: Path, *words: object) -> None:
     """In this process, which has torch loaded already."""
+    from hacpo.cli import app
     from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
 
     before = Path.cwd()
     os.chdir(root)
@@ -251,6 +251,205 @@ def test_a_kill_while_the_cache_is_filled(cli: Cli, finished_copy: Path, monkeyp
     assert cached(finished_copy, 1).exists()
     assert cli("prune", RUN).code == 0
     assert not cached(finished_copy, 1).exists()
+
+
+def test_a_kill_before_a_step_made_anew_is_in_the_cache(
+    cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hacpo.pipeline.driver as driver
+
+    retain(finished_copy, "{cache: last}")
+    assert cli("prune", RUN).code == 0
+    params = Path(RUN, "params.yaml")
+    params.write_text(params.read_text().replace("learning_rate: 3.0e-4", "learning_rate: 6.0e-4"))
+
+    def killed(pipeline: object, cache: object, at: int, *_: object, **__: object) -> int:
+        if at == 2:
+            raise KeyboardInterrupt
+        return 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "_retain", killed)
+        assert cli("run", RUN, "--jobs", 1, "--yes").code != 0
+    assert flagged(finished_copy) == [0]
+    assert "not in cache" not in command(finished_copy, *DVC, "status", f"{RUN}/steps/0002/dvc.yaml")
+    made = policies(finished_copy, 2)
+    repeated = command(finished_copy, *DVC, "repro", f"{RUN}/steps/0002/dvc.yaml")
+    assert "Running stage 'update" not in repeated
+    command(finished_copy, *DVC, "checkout", "--force")
+    assert policies(finished_copy, 2) == made
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    assert flagged(finished_copy) == [0, 2]
+
+
+def test_a_cut_off_dvc_file_says_nothing_of_the_cache(cli: Cli, finished_copy: Path) -> None:
+    file = Path(RUN, "steps/0001/dvc.yaml")
+    whole = file.read_text()
+    for cut in (0, 200, whole.index("cache: false") - 12, whole.index("cache: false") - 11):
+        file.write_text(whole[:cut])
+        assert cli("plan", RUN).code == 0
+        assert flagged(finished_copy) == [2]
+
+
+def test_what_a_commit_names_stays_in_the_cache(cli: Cli, finished_copy: Path) -> None:
+    config = Path(".dvc/config")
+    config.write_text(config.read_text().replace("    no_scm = true\n", ""))
+    Path(".gitignore").write_text("/artifacts/\n/.dvc/cache\n/.dvc/tmp\n")
+    root = finished_copy
+    command(root, "git", "init", "-q", "-b", "main")
+    commit(root, "two steps")
+    committed = policies(root, 2)
+    command(root, "git", "checkout", "-q", "-b", "longer")
+    params = Path(RUN, "params.yaml")
+    params.write_text(params.read_text().replace("steps: 2", "steps: 3"))
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    commit(root, "three steps")
+    retain(root, "{keep_last: 1, cache: none}")
+    assert cli("prune", RUN).out.count("steps 0, 2-3 are still in DVC's cache, because a commit names them") == 1
+    assert flagged(root) == []
+    assert not Layout(ARTIFACTS).checkpoint(2, "ada").exists()
+    command(root, "git", "checkout", "-q", "-f", "main")
+    command(root, *DVC, "checkout", "--force")
+    assert policies(root, 2) == committed
+
+
+def test_all_that_git_names_is_found(tmp_path: Path) -> None:
+    from hacpo.pipeline.history import History
+
+    root = tmp_path / "project"
+    lock = root / "pipelines/small/steps/0001/dvc.lock"
+    lock.parent.mkdir(parents=True)
+    history = History(root)
+    assert history.named() == set()  # no repository
+    command(root, "git", "init", "-q", "-b", "main")
+    assert history.named() == set()  # no commit
+    hashes = [f"{number:032x}" for number in range(1, 6)]
+    lock.write_text(f"md5: {hashes[0]}.dir\n")
+    commit(root, "first")
+    assert history.named() == {hashes[0]}
+    command(root, "git", "checkout", "-q", "-b", "side")
+    lock.write_text(f"md5: {hashes[1]}.dir\n")
+    commit(root, "side")
+    command(root, "git", "checkout", "-q", "main")
+    lock.write_text(f"md5: {hashes[2]}.dir\n")
+    commit(root, "main")
+    command(root, *GIT, "merge", "-q", "-s", "ours", "-m", "nothing of it", "side")
+    command(root, "git", "branch", "-q", "-D", "side")
+    (root / "own.dvc").write_text(f"outs:\n- md5: {hashes[3]}\n")
+    command(root, "git", "add", "own.dvc")
+    command(root, *GIT, "stash", "-q")
+    assert history.named() == set(hashes[:4])
+    shutil.rmtree(root / ".git/objects")
+    assert History(root).named() is None
+
+
+def test_nothing_is_taken_out_of_a_cache_outside_the_project(cli: Cli, finished_copy: Path, tmp_path: Path) -> None:
+    kept = cached(finished_copy, 2)
+    name = kept.relative_to(finished_copy / ".dvc/cache")
+    Path(".dvc/cache").rename(tmp_path / "cache")
+    config = Path(".dvc/config")
+    config.write_text(f"{config.read_text()}[cache]\n    dir = {tmp_path / 'cache'}\n")
+    retain(finished_copy, "{cache: none}")
+    said = cli("prune", RUN).out
+    assert "step 2 may still be in DVC's cache, which lies outside the project" in said
+    assert flagged(finished_copy) == []
+    assert (tmp_path / "cache" / name).exists()
+
+
+def test_links_into_the_cache_become_files_before_it_lets_go(cli: Cli, finished_copy: Path) -> None:
+    config = Path(".dvc/config")
+    config.write_text(f"{config.read_text()}[cache]\n    type = symlink\n")
+    before = policies(finished_copy, 2)
+    weights, object_ = Layout(ARTIFACTS).checkpoint(2, "ada") / "model.safetensors", cached(finished_copy, 2)
+    shutil.rmtree(ARTIFACTS / "checkpoints/step=0002")
+    command(finished_copy, *DVC, "checkout", f"{RUN}/steps/0002/dvc.yaml")
+    assert weights.is_symlink()
+    assert cli("export", RUN, "model", "--agent", "ada", "--step", 2).code == 0
+    assert policy_hash(Path("model")) == before[0]
+    assert not any(path.is_symlink() for path in Path("model").iterdir())
+    retain(finished_copy, "{cache: none}")
+    assert cli("prune", RUN).code == 0
+    assert not object_.exists()
+    assert policies(finished_copy, 2) == before
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    assert cli("audit", RUN).code == 0
+    state = weights.with_name("trainer") / "optimizer.safetensors"
+    state.unlink()
+    state.symlink_to("gone")
+    audit = cli("audit", RUN)
+    assert audit.code == 1, audit.out + audit.err
+
+
+def test_a_kill_among_the_files_of_a_checkpoint_leaves_nothing_for_good(
+    cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hacpo.pipeline.caching import CheckpointCache
+
+    put = CheckpointCache._put
+
+    def killed(self: CheckpointCache, path: Path, oid: str, *, linked_elsewhere: bool) -> None:
+        put(self, path, oid, linked_elsewhere=linked_elsewhere)
+        if "step=0001" in str(path) and path.name == "optimizer.safetensors":
+            raise KeyboardInterrupt
+
+    state = cached(finished_copy, 1, "trainer/optimizer.safetensors")
+    retain(finished_copy, "{cache: kept}")
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointCache, "_put", killed)
+        assert cli("prune", RUN).code != 0
+    assert state.exists()
+    retain(finished_copy, "{cache: last, keep_last: 1}")
+    assert cli("prune", RUN).code == 0
+    assert not state.exists()
+
+
+def test_dvc_files_of_others_that_cannot_be_read(cli: Cli, finished_copy: Path) -> None:
+    Path("old.dvc").symlink_to("gone.dvc")
+    os.mkfifo("pipe.dvc")
+    retain(finished_copy, "{cache: none}")
+    assert cli("prune", RUN).code == 0
+    assert flagged(finished_copy) == []
+
+
+def test_disk_fsync_holds_for_what_is_done_by_hand(
+    cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HACPO_FSYNC", raising=False)
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    params = Path(RUN, "params.yaml")
+    params.write_text(params.read_text() + "disk: {fsync: false}\n")
+    retain(finished_copy, "{cache: kept}")
+    for words in (("prune", RUN), ("plan", RUN), ("copy", RUN, "pipelines/variant")):
+        assert cli(*words).code == 0
+        assert flushed == [], words
+
+
+def test_without_the_model_folders_a_run_says_which(cli: Cli, finished_copy: Path) -> None:
+    retain(finished_copy, "{cache: last}")
+    assert cli("prune", RUN).code == 0
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    Path("models").unlink()
+    assert "2 of 2 steps done" in cli("status", RUN).out
+    audit = cli("audit", RUN)
+    assert audit.code == 1
+    assert "small: 2 findings" in audit.out
+    assert "models/ada" in audit.out
+    assert cli("export", RUN, "model", "--agent", "ada", "--step", 2).code == 0
+    assert "models/ada" in cli("run", RUN, "--jobs", 1).error
+
+
+def test_a_step_brought_back_without_its_objects_is_not_said_to_be_cached(cli: Cli, finished_copy: Path) -> None:
+    from hacpo.pipeline.dvc_files import set_cached
+    from hacpo.pipeline.project import Pipeline
+
+    retain(finished_copy, "{keep_last: 1}")
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    set_cached(Pipeline.open(Path(RUN)), 1, cached=True)  # as after `git checkout` of a state in which it was
+    assert 1 in flagged(finished_copy)
+    assert cli("restore", RUN, "--agent", "ada", "--step", 1).code == 0
+    assert 1 not in flagged(finished_copy)
+    assert "not in cache" not in command(finished_copy, *DVC, "status", f"{RUN}/steps/0001/dvc.yaml")
 
 
 def test_an_export_is_its_owners(cli: Cli, finished_copy: Path) -> None:

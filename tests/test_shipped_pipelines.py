@@ -19,9 +19,12 @@ import polars as pl
 import pytest
 
 from conftest import ROOT, Cli
-from hacpo import settings as settings_of
-from hacpo.config import RECIPES, AgentSettings, Settings, TinySettings, merged, overridden
-from hacpo.model_source import hub_repository
+from hacpo.settings import params as settings_of
+from hacpo.settings.agents import AgentSettings, TinySettings
+from hacpo.settings.base import merged
+from hacpo.settings.model_source import hub_repository
+from hacpo.settings.recipes import RECIPES, overridden
+from hacpo.settings.root import Settings
 
 PIPELINES = ROOT / "pipelines"
 SHIPPED = {path.parent.relative_to(PIPELINES).as_posix(): path for path in PIPELINES.rglob("params.yaml")}
@@ -202,7 +205,7 @@ def make(folders: Path) -> Make:
     """Warm-start a shipped agent, `WARMUP_STEPS` of it, once; gives the folder's name."""
     import torch
 
-    from hacpo.engines.warmup import warm_start
+    from hacpo.engines.training.warm_start import warm_start
 
     made: dict[str, str] = {}
 

@@ -17,12 +17,12 @@ import pytest
 from rich.console import Console
 
 from conftest import PARAMS, Cli, environment, train
-from hacpo import schema
-from hacpo.inspect.plain import harmless
-from hacpo.inspect.reading import StepReader, learners_of
-from hacpo.inspect.side_by_side import list_problems, read_side_by_side
-from hacpo.inspect.side_by_side_view import print_problems, print_side_by_side
+from hacpo.artifacts import tables
 from hacpo.pipeline.project import Pipeline
+from hacpo.tools.inspect.plain import harmless
+from hacpo.tools.inspect.side_by_side import list_problems, read_side_by_side
+from hacpo.tools.inspect.side_by_side_view import print_problems, print_side_by_side
+from hacpo.tools.inspect.step_reader import StepReader, learners_of
 
 RUN = Path("pipelines/small")
 AGENTS = ("ada", "bo")
@@ -52,7 +52,7 @@ def tree(cli: Cli, *options: object) -> Any:
     return json.loads(result.out)
 
 
-def edit(path: Path, kind: schema.Table, change: dict[str, Any], **where: object) -> None:
+def edit(path: Path, kind: tables.Table, change: dict[str, Any], **where: object) -> None:
     """Change columns of the rows that match, in every shard of a table, and keep its metadata."""
     import pyarrow.parquet as pq
 
@@ -127,10 +127,10 @@ def test_what_models_write_cannot_steer_a_terminal(cli: Cli, finished_copy: Path
     problem = problem_ids(1)[0]
     hostile = "a\x1b[31mred\x1b]0;title\x07 [bold]loud[/bold] [/] \u202eback \x9b2J \r over :smile:\nsecond\tline\x00"
     folder = Path("artifacts/small/rollouts/step=0001/agent=ada")
-    edit(folder, schema.ROLLOUTS, {"text": hostile}, problem_id=problem, sample=0)
+    edit(folder, tables.ROLLOUTS, {"text": hostile}, problem_id=problem, sample=0)
     edit(
         Path("artifacts/small/verdicts/step=0001/agent=ada"),
-        schema.VERDICTS,
+        tables.VERDICTS,
         {"extracted": "[red]\x1b[2J"},
         problem_id=problem,
     )
@@ -177,7 +177,7 @@ def test_a_terminal_of_any_width(there: Path, width: int) -> None:
 def test_a_response_that_was_not_used_says_why(cli: Cli, finished_copy: Path) -> None:
     problem = problem_ids(1)[0]
     pool = Path("artifacts/small/pool/step=0001/learner=bo")
-    edit(pool, schema.POOL, {"status": "too_long"}, problem_id=problem, source="ada", sample=1)
+    edit(pool, tables.POOL, {"status": "too_long"}, problem_id=problem, source="ada", sample=1)
     out = cli("show", RUN, "--step", 1, "--problem", problem, "--learner", "bo").out
     assert out.count("→ bo  not used: too_long") == 1
 
@@ -285,7 +285,7 @@ def test_a_run_at_work_shows_what_there_is(cli: Cli, finished_copy: Path) -> Non
 @pytest.mark.slow
 def test_neither_command_loads_torch(there: Path) -> None:
     code = (
-        "import sys\nfrom hacpo.pipeline.command_line import run_app\nfrom stages.cli import app\n"
+        "import sys\nfrom hacpo.pipeline.command_line import run_app\nfrom hacpo.cli import app\n"
         "codes = [run_app(app, [name, 'pipelines/small', '--step', '1']) for name in ('show', 'what-if')]\n"
         "sys.exit(any(codes) or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.decoders import DecodeStream
 
-from hacpo.engines.chat_templates import settle_chat
-from hacpo.engines.tokenizers import ChatTokenizer, load_tokenizer
-from hacpo.stopping import StopStrings, completed_at, ended_by_eos, first_stop, stop_string
+from hacpo.tokens.chat_templates import settle_chat
+from hacpo.tokens.stopping import StopStrings, completed_at, ended_by_eos, first_stop, stop_string
+from hacpo.tokens.tokenizers import ChatTokenizer, load_tokenizer
 from tokenizer_kinds import KINDS, write_tokenizer
 
 NAMES = ["byte_level", "llama2", "unigram_bytes", "unigram", "characters", "wordpiece"]

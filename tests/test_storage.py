@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, contents, environment
+from hacpo.artifacts.storage import made_plain, refusal, refused
 from hacpo.errors import ArtifactError, RewardError, StorageError
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.leases import Holder, lease
-from hacpo.storage import made_plain, refusal, refused
 from soak import shim
 from soak.frame import SkippedError
 
@@ -177,7 +177,7 @@ def test_a_lock_of_dvc_that_cannot_be_opened_is_not_waited_for(
     finished_copy: Path, failing: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     site = shim.Site("open-write", ".dvc/tmp/lock")
-    done = failing(shim.Fault(site, errno.EROFS, lasting=True), "stages.run", RUN, "--jobs", "1")
+    done = failing(shim.Fault(site, errno.EROFS, lasting=True), "hacpo.commands.run", RUN, "--jobs", "1")
     assert done.returncode == 8, done.stderr
     assert "read-only file system. " in done.stderr  # and not, after ten minutes, that another command holds it
     assert len([line for line in done.stderr.splitlines() if "error: " in line]) == 1

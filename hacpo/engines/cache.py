@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacpo.config import EngineSettings
-from hacpo.engines.tokenizers import ChatTokenizer
-from hacpo.servers import Server
-from hacpo.weights import whole_model
+from hacpo.artifacts.weights import whole_model
+from hacpo.engines.vllm.servers import Server
+from hacpo.settings.engine import EngineSettings
+from hacpo.tokens.tokenizers import ChatTokenizer
 
 if TYPE_CHECKING:
-    from hacpo.engines.resident import Reloadable, Resident, Start
+    from hacpo.engines.vllm.warm_engine import Reloadable, Resident, Start
 
 
 class ModelCache:
@@ -32,7 +32,7 @@ class ModelCache:
         """The model of a checkpoint folder and its policy hash."""
         import torch
 
-        from hacpo.engines.checkpoint import load_model, policy_hash, resolve_device
+        from hacpo.engines.models.checkpoint import load_model, policy_hash, resolve_device
 
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -70,7 +70,7 @@ class ModelCache:
         Args:
             server: the server that it is; None: in this process.
         """
-        from hacpo.engines.resident import Resident
+        from hacpo.engines.vllm.warm_engine import Resident
 
         key = (settings, server)
         held = self._residents.get(agent)
@@ -98,10 +98,10 @@ def _starter(agent: str, settings: EngineSettings, server: Server | None) -> Sta
 
     def start(folder: Path, eos_token_ids: Sequence[int]) -> Reloadable:
         if server is not None:
-            from hacpo.engines.vllm_server import VllmServer
+            from hacpo.engines.vllm.server import VllmServer
 
             return VllmServer(server.url, agent, folder, settings, eos_token_ids=eos_token_ids, key=server.key)
-        from hacpo.engines.vllm import VllmEngine
+        from hacpo.engines.vllm.local import VllmEngine
 
         return VllmEngine(folder, settings, eos_token_ids=eos_token_ids)
 

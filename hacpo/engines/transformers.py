@@ -21,12 +21,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from hacpo.batching import batches
-from hacpo.engines.base import OnProgress, SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse
-from hacpo.engines.logprobs import collate, support_scores, token_logprobs
+from hacpo.algorithm.batching import batches
+from hacpo.algorithm.support import Support
+from hacpo.engines.interface import OnProgress, SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse
+from hacpo.engines.training.logprobs import collate, support_scores, token_logprobs
 from hacpo.engines.truncation import SupportRecorder, truncated
-from hacpo.stopping import StopStrings
-from hacpo.support import Support
+from hacpo.tokens.stopping import StopStrings
 
 
 class _SeededChoice(LogitsProcessor):  # type: ignore[misc]

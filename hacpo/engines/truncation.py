@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hacpo.support import Support
+from hacpo.algorithm.support import Support
 
 # --- what is kept
 # --------------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hacpo.config import LauncherSettings, Settings
 from hacpo.errors import SettingsError
+from hacpo.settings.engine import LauncherSettings
+from hacpo.settings.root import Settings
 
 DEFAULT = "default"
 """The value of `launcher.accelerate_config` that stands for the file which `accelerate config` writes."""

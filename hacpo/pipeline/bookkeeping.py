@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hacpo.durability import flush_names, set_aside
+from hacpo.artifacts.durability import flush_names, set_aside
+from hacpo.artifacts.storage import atomic, refusal, refused, remove
 from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline import rwlock
 from hacpo.pipeline.databases import give_up_when_refused
 from hacpo.pipeline.flushing import flushed_copies
 from hacpo.pipeline.leases import lease
-from hacpo.schema import atomic, remove
-from hacpo.storage import refusal, refused
 
 _GIVE_BACK_SECONDS = 10.0
 _CHECKPOINT = re.compile(r"/checkpoints/step=\d{4}/agent=[^/]+$")

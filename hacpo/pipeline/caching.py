@@ -8,26 +8,30 @@ before these go. What a lock says of a checkpoint is the same either way.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import json
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacpo.durability import flush, flush_names
+from hacpo.artifacts import storage
+from hacpo.artifacts.durability import flush, flush_names
+from hacpo.artifacts.text_files import load_json, read_bytes
+from hacpo.phrases import ranges
 from hacpo.pipeline.bookkeeping import Books, check_object
+from hacpo.pipeline.dvc_files import cached_steps, is_cached, set_cached
 from hacpo.pipeline.flushing import flushed_copies
-from hacpo.pipeline.order import step_file
-from hacpo.pipeline.plan import cached_steps, set_cached
+from hacpo.pipeline.history import History
+from hacpo.pipeline.order import command_of, step_file
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.pruning import AgentPlan
+from hacpo.pipeline.retention.pruning import AgentPlan
 
-_MD5 = re.compile(r"\b[0-9a-f]{32}\b")
+_MD5 = re.compile(rb"\b[0-9a-f]{32}\b")
 
 
 class _NotByLinkError(Exception):
@@ -48,14 +52,17 @@ class CheckpointCache:
     _said: set[str] = field(default_factory=set)
     _manifests: dict[Path, frozenset[str]] = field(default_factory=dict)
     """`.dir` objects of the cache that have been read -> the objects that they name."""
-    _committed: dict[int, bool] = field(default_factory=dict)
+    _tracked: frozenset[str] | None = None
+    """What the project's `.dvc` files name; None until somebody asks."""
+    _committed: set[int] = field(default_factory=set)
+    """Steps that stay in the cache because a commit names them, or may."""
 
     def follow(self, plans: Sequence[AgentPlan], steps_done: int, *, newest: bool = True) -> list[int]:
         """Have the cache hold what the settings say, and nothing else of the steps that are done. To be called before
         anything is pruned, with the books `open`.
 
-        A superseded step that the last commit of git names stays, so that `dvc checkout` of that commit works, unless
-        it is to be pruned.
+        What a commit names stays, pruned or not, so that `dvc checkout` of that commit works; and nothing is taken out
+        of a cache outside the project, which others may share.
 
         Args:
             plans: what retention lets go, and what stays.
@@ -68,7 +75,8 @@ class CheckpointCache:
         Raises:
             StorageError: the disk refuses.
         """
-        going = {step for plan in plans for step in plan.go}
+        self._tracked = None
+        self._committed = set()
         flagged = cached_steps(self.pipeline)
         named = self._wanted(plans, steps_done)
         wanted = [step for step in sorted(named if newest else named & flagged) if self._keep(step, flagged)]
@@ -76,8 +84,36 @@ class CheckpointCache:
             if step not in wanted and any(self._folder(step, agent).is_dir() for agent in self._agents):
                 if step in flagged:
                     set_cached(self.pipeline, step, cached=False)
-                self._drop(step, going=step in going)
+                self._drop(step)
         return wanted
+
+    def release(self, step: int, stage: Any) -> None:
+        """Before a stage is run: if it makes a checkpoint anew, the step is no more in the cache. A flag beside a lock
+        that names what the cache lacks would have `dvc repro` train again, and `dvc checkout` remove what is there."""
+        if command_of(stage) in ("warmup", "update") and is_cached(self.pipeline, step):
+            with self.books.open():
+                set_cached(self.pipeline, step, cached=False)
+
+    def release_partial(self, step: int) -> None:
+        """The same for a step that has been brought back without its objects."""
+        if is_cached(self.pipeline, step):
+            with self.books.open():
+                if not all(self._is_whole(step, agent) for agent in self._agents):
+                    set_cached(self.pipeline, step, cached=False)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What of the steps that are no longer wanted is still in the cache, and why."""
+        if not self._committed:
+            return []
+        several = len(self._committed) > 1
+        which = f"step{'s' if several else ''} {ranges(sorted(self._committed))}"
+        if not self._is_own:
+            return [f"{which} may still be in DVC's cache, which lies outside the project: nothing is taken out of it"]
+        are, them = ("are", "them") if several else ("is", "it")
+        if self._history.named() is None:
+            return [f"{which} {are} still in DVC's cache: git does not tell whether a commit names {them}"]
+        return [f"{which} {are} still in DVC's cache, because a commit names {them}; `dvc gc -w` removes {them}"]
 
     def _wanted(self, plans: Sequence[AgentPlan], steps_done: int) -> set[int]:
         """The steps that `retention.cache` names; all agents' checkpoints of them are there."""
@@ -112,7 +148,7 @@ class CheckpointCache:
             )
 
     def _add(self, step: int, agent: str) -> bool:
-        """Put a checkpoint's files into the cache, and last the list of them; False if it is not the recorded one."""
+        """Put a checkpoint into the cache, the list of its files first; False if it is not the recorded one."""
         from dvc_data.hashfile.build import build
         from dvc_data.hashfile.db import add_update_tree
         from dvc_data.hashfile.tree import Tree
@@ -124,12 +160,12 @@ class CheckpointCache:
             return False
         files = [(folder.joinpath(*name), info.value) for name, _, info in tree]
         self._check_free(path for path, _ in files)
+        listed = Path(self._odb.oid_to_path(recorded))
+        with flushed_copies():
+            add_update_tree(self._odb, tree)  # before its files: what a kill leaves of them is found by it
         for path, oid in files:
             if not self._has(oid):
                 self._put(path, oid, linked_elsewhere=step == 0)
-        with flushed_copies():
-            add_update_tree(self._odb, tree)
-        listed = Path(self._odb.oid_to_path(recorded))
         objects = [Path(self._odb.oid_to_path(oid)) for _, oid in files]
         flush_names({path.parent for path in (listed, *objects)}, Path(self._odb.path), set())
         return True
@@ -167,7 +203,7 @@ class CheckpointCache:
             try:
                 reflink(str(path), str(scratch))  # type: ignore[no-untyped-call]
             except OSError:
-                if path.stat().st_nlink > 1:
+                if path.is_symlink() or path.stat().st_nlink > 1:
                     self._copy(path, scratch, "" if linked_elsewhere else "its files have other names besides")
                 else:
                     try:
@@ -191,24 +227,31 @@ class CheckpointCache:
 
     # --- out of the cache ------------------------------------------------------------------------------------------
 
-    def _drop(self, step: int, *, going: bool) -> None:
+    def _drop(self, step: int) -> None:
         """Take a step's weights and optimizers out of the cache, where nothing else is known to need them.
 
-        Objects that another folder in the cache lists, or that a `.dvc` file names, stay, and so do the small files
-        beside the weights: steps and runs share them, and `dvc gc` removes them.
+        Objects that a commit names, that another folder in the cache lists, or that a `.dvc` file names, stay, and so
+        do the small files beside the weights: steps and runs share them, and `dvc gc` removes them.
         """
         for agent in self._agents:
             oid = self._recorded(step, agent)
             own = Path(self._odb.oid_to_path(oid)) if oid else None
-            if own is None or not own.is_file() or (not going and self._is_committed(step)):
+            if own is None or not own.is_file() or self._is_another_runs(step, oid):
                 continue
-            if self._is_another_runs(step, oid):
+            committed = self._history.named() if self._is_own else None
+            if committed is None or oid.removesuffix(".dir") in committed:
+                self._committed.add(step)
                 continue
-            names = self._listed(own)
-            needed = self._needed(own)
-            for name, md5 in names.items():
-                if name.endswith(".safetensors") and md5 not in needed:
-                    Path(self._odb.oid_to_path(md5)).unlink(missing_ok=True)
+            needed = self._needed(own) | committed
+            listed = self._listed(own).items()
+            going = {
+                name: Path(self._odb.oid_to_path(md5))
+                for name, md5 in listed
+                if name.endswith(".safetensors") and md5 not in needed
+            }
+            _unlink_from(self._folder(step, agent), going)
+            for path in going.values():
+                path.unlink(missing_ok=True)
             self._manifests.pop(own, None)
             own.unlink(missing_ok=True)
 
@@ -218,13 +261,15 @@ class CheckpointCache:
         self._manifests = {path: names for path, names in self._manifests.items() if path in found}
         for path in found - self._manifests.keys():
             self._manifests[path] = frozenset(self._listed(path).values())
-        return frozenset().union(*self._manifests.values(), _tracked_files(self.pipeline.root))
+        if self._tracked is None:
+            self._tracked = frozenset(_tracked_files(self.pipeline.root))
+        return frozenset().union(*self._manifests.values(), self._tracked)
 
     @staticmethod
     def _listed(path: Path) -> dict[str, str]:
         """File -> object of a folder in the cache; empty where that cannot be read."""
         try:
-            return {item["relpath"]: item["md5"] for item in json.loads(path.read_bytes())}
+            return {item["relpath"]: item["md5"] for item in load_json(path)}
         except (OSError, ValueError, TypeError, KeyError):
             return {}
 
@@ -232,33 +277,16 @@ class CheckpointCache:
         """Whether another run of the project has made the same checkpoint: equal runs do."""
         mine = step_file(self.pipeline, step).with_name("dvc.lock").resolve()
         locks = (self.pipeline.root / "pipelines").rglob(f"steps/{step:04d}/dvc.lock")
-        return any(
-            oid in path.read_text(encoding="utf-8", errors="replace") for path in locks if path.resolve() != mine
-        )
+        return any(oid.encode() in _content(path) for path in locks if path.resolve() != mine)
 
-    def _is_committed(self, step: int) -> bool:
-        """Whether git's last commit says that this checkpoint is in the cache."""
-        if step not in self._committed:
-            file = step_file(self.pipeline, step)
-            lock, flags = (self._at_head(path) for path in (file.with_name("dvc.lock"), file))
-            named = any((oid := self._recorded(step, agent)) and oid in lock for agent in self._agents)
-            self._committed[step] = named and "cache: false" not in flags
-        return self._committed[step]
+    @functools.cached_property
+    def _is_own(self) -> bool:
+        """Whether the cache lies in the project; one elsewhere may be shared with projects that nobody here knows."""
+        return Path(self._odb.path).resolve().is_relative_to(Path(self.books.repo.root_dir).resolve())
 
-    def _at_head(self, path: Path) -> str:
-        """A file as git's last commit has it; empty where there is none."""
-        from dvc.scm import NoSCM
-        from scmrepo.exceptions import SCMError
-
-        scm: Any = self.books.repo.scm
-        if isinstance(scm, NoSCM):
-            return ""
-        try:
-            name = os.path.relpath(path.resolve(), Path(scm.root_dir).resolve())
-            with scm.get_fs("HEAD").open(Path(name).as_posix(), mode="rb") as stream:
-                return bytes(stream.read()).decode(errors="replace")
-        except (SCMError, OSError, KeyError, ValueError):
-            return ""
+    @functools.cached_property
+    def _history(self) -> History:
+        return History(self.pipeline.root)
 
     # --- names -----------------------------------------------------------------------------------------------------
 
@@ -284,10 +312,34 @@ class CheckpointCache:
         return bool(names) and all(Path(self._odb.oid_to_path(md5)).is_file() for md5 in names.values())
 
 
+def _unlink_from(folder: Path, going: Mapping[str, Path]) -> None:
+    """Where a checkpoint's files are symbolic links to objects that go (`cache.type symlink`), make them files."""
+    scratch = folder.with_name(f".{folder.name}.tmp-{os.getpid()}-pruned")  # beside it: `remove_leftovers` clears that
+    for name, target in going.items():
+        file = folder / name
+        if not file.is_symlink() or not target.is_file() or file.resolve() != target.resolve():
+            continue
+        storage.remove(scratch)
+        try:
+            os.link(target, scratch)
+        except OSError:
+            shutil.copy2(target, scratch)
+        flush(scratch)
+        scratch.replace(file)
+        flush(file.parent)
+
+
 def _tracked_files(root: Path) -> Iterator[str]:
     """The hashes that the user's own `.dvc` files name."""
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in ("artifacts", ".git", ".dvc", ".venv")]
         for name in files:
             if name.endswith(".dvc"):
-                yield from _MD5.findall((Path(folder) / name).read_text(encoding="utf-8", errors="replace"))
+                yield from (found.decode() for found in _MD5.findall(_content(Path(folder) / name)))
+
+
+def _content(path: Path) -> bytes:
+    """A file's content; empty where it cannot be read: a pipe, a link that leads nowhere."""
+    with contextlib.suppress(OSError):
+        return read_bytes(path)
+    return b""

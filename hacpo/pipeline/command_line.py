@@ -9,12 +9,12 @@ from typing import Any
 
 import typer
 
+from hacpo.artifacts.storage import made_plain
+from hacpo.engines.training.processes import launched, orphaned
 from hacpo.errors import HacpoError, harmless
 from hacpo.pipeline import crashes
 from hacpo.pipeline.orphans import die_with_parent, left_by_dvc
 from hacpo.pipeline.session import Session, quiet_threads
-from hacpo.processes import launched, orphaned
-from hacpo.storage import made_plain
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -60,8 +60,19 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
     return code if isinstance(code, int) else 0
 
 
+def keep_out_the_working_directory() -> None:
+    """Import nothing from the working directory, here and in every process that is started from here: a file beside
+    `pipelines`, named like a module, would be code that nobody asked for. Reward functions are found by their own
+    rule (`hacpo.verifying.function`)."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if not sys.flags.safe_path:  # else the first entry is no working directory of Python's own
+        here = os.path.realpath(os.curdir)
+        sys.path[:1] = [entry for entry in sys.path[:1] if os.path.realpath(entry) != here]
+
+
 def main_of(function: Callable[..., None]) -> None:
-    """Entry point of `python -m stages.<name>`."""
+    """Entry point of `python -m hacpo.stages.<name>`."""
+    keep_out_the_working_directory()
     app = new_app()
     app.command()(function)
     sys.exit(run_app(app))

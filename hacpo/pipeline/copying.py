@@ -12,19 +12,19 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hacpo import schema
-from hacpo import settings as settings_of
+from hacpo.artifacts import storage
+from hacpo.artifacts.model_folder import check_checkpoint, copy_file
 from hacpo.errors import MissingInputError, SettingsError
-from hacpo.model_folder import copy_file
 from hacpo.pipeline.bookkeeping import Books
+from hacpo.pipeline.catalogue import WARMUP
+from hacpo.pipeline.dvc_files import stamp
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, stage_groups, step_file
-from hacpo.pipeline.plan import stamp
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress
 from hacpo.pipeline.workers import Workers
-from hacpo.text_files import load_json
+from hacpo.settings import params as settings_of
 
 _EXTENDS = re.compile(r"^extends:[ \t]*(['\"]?)([^'\"#\n]+?)\1[ \t]*(#.*)?$", re.MULTILINE)
 
@@ -58,7 +58,7 @@ def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
         check_policy(source, 0, agent)
     made = [folder]
     try:
-        with schema.atomic(folder) as scratch:
+        with storage.atomic(folder) as scratch:
             scratch.mkdir(parents=True)
             (scratch / "params.yaml").write_text(_params(source.folder, folder), encoding="utf-8")
         target = Pipeline.open(folder)
@@ -71,7 +71,7 @@ def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
             _begin(source, target, books, shared, entry)
     except BaseException:
         for path in made:
-            schema.remove(path)
+            storage.remove(path)
         raise
     return shared
 
@@ -85,11 +85,11 @@ def _current_starts(source: Pipeline, books: Books) -> list[str]:
 def _same_start(source: Pipeline, agent: str) -> bool:
     """Whether params.yaml says of the agent's warm-up what the run's files were made with."""
     try:
-        before = load_json(source.layout.settings)
+        before = settings_of.recorded(source.layout.settings)
         was, now = (settings_of.leaves(tree) for tree in (before, settings_of.dump(source.settings)))
     except (OSError, ValueError, AttributeError):
         return False
-    read = tuple(f"{key}." for key in settings_of.tracked("warmup", agent))
+    read = tuple(f"{key}." for key in settings_of.tracked(WARMUP.settings, agent))
     return all(was.get(key) == now.get(key) for key in was.keys() | now.keys() if f"{key}.".startswith(read))
 
 
@@ -124,7 +124,8 @@ def _begin(source: Pipeline, target: Pipeline, books: Books, shared: Sequence[st
 def _link_start(source: Pipeline, target: Pipeline, agent: str) -> None:
     """The start of an agent with its metrics, by hard link where the filesystem has them."""
     old, new = source.layout, target.layout
-    with schema.atomic(new.checkpoint(0, agent)) as scratch:
+    check_checkpoint(old.checkpoint(0, agent))
+    with storage.atomic(new.checkpoint(0, agent)) as scratch:
         for file in sorted(path for path in old.checkpoint(0, agent).rglob("*") if path.is_file()):
             inside = scratch / file.relative_to(old.checkpoint(0, agent))
             inside.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +133,6 @@ def _link_start(source: Pipeline, target: Pipeline, agent: str) -> None:
                 os.link(file, inside)
             except OSError:
                 copy_file(file, inside)
-    with schema.atomic(new.metrics("warmup", 0, agent)) as scratch:
+    with storage.atomic(new.metrics("warmup", 0, agent)) as scratch:
         copy_file(old.metrics("warmup", 0, agent), scratch)
     check_policy(target, 0, agent)

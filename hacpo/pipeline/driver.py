@@ -13,22 +13,23 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hacpo.durability import flushing
+from hacpo.artifacts.durability import flushing
+from hacpo.artifacts.model_folder import model_files
 from hacpo.errors import ModelError
-from hacpo.model_folder import model_files
-from hacpo.model_source import hub_repository, missing_folder
+from hacpo.phrases import mebibytes
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.caching import CheckpointCache
+from hacpo.pipeline.dvc_files import stamp
+from hacpo.pipeline.live_view import RunView
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
-from hacpo.pipeline.plan import stamp
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.pruning import mebibytes, plan_pruning, prune
 from hacpo.pipeline.remaking import Remaking
 from hacpo.pipeline.repairing import repair
-from hacpo.pipeline.restoring import needed_checkpoints, train_again
-from hacpo.pipeline.view import RunView
+from hacpo.pipeline.retention.pruning import plan_pruning, prune
+from hacpo.pipeline.retention.restoring import needed_checkpoints, train_again
 from hacpo.pipeline.workers import Workers
+from hacpo.settings.model_source import hub_repository, missing_folder
 
 
 def side_by_side(pipeline: Pipeline) -> int:
@@ -103,6 +104,7 @@ def run_pipeline(
                 view.plan(step, [command_of(stage) for stage in todo])
                 train_again(pipeline, books, workers, needed_checkpoints(pipeline, books, todo), view.note)
                 for stage in todo:
+                    cache.release(step, stage)
                     books.begin(stage)
                 done, failure = workers.run(
                     [(slots.get(agent_of(stage), 0), shlex.split(stage.cmd)[1:]) for stage in todo],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hacpo.pipeline.plan import cached_steps
-from hacpo.pipeline.pruning import ranges, read_record
+from hacpo.errors import ArtifactError
+from hacpo.phrases import ranges
+from hacpo.pipeline.dvc_files import cached_steps
+from hacpo.pipeline.order import step_file
+from hacpo.pipeline.pruned import read_record, was_pruned
 
 if TYPE_CHECKING:
     from hacpo.pipeline.project import Pipeline
@@ -32,6 +36,18 @@ def not_here(pipeline: Pipeline) -> list[int]:
         return any(layout.trace(step, agent).is_file() for agent in agents)
 
     return [step for step in range(last + 1) if missing(step)] if missing(0) or missing(last) else []
+
+
+def checkpoint_command(pipeline: Pipeline, step: int, agent: str) -> str:
+    """The command that makes, or brings, an agent's checkpoint of a step: a pruned one is made as it was."""
+    if was_pruned(pipeline.layout, step, agent) is not None:
+        return pipeline.command("restore", step, agent=agent)
+    if not pipeline.layout.checkpoint(step, agent).is_dir() and step in cached_steps(pipeline):
+        return f"dvc pull {step_file(pipeline, step)}"
+    with contextlib.suppress(ArtifactError):
+        if step in not_here(pipeline):
+            return pipeline.command("run")
+    return pipeline.command("update", step, agent=agent) if step else pipeline.command("warmup", agent=agent)
 
 
 def described(pipeline: Pipeline, steps: Sequence[int]) -> str:

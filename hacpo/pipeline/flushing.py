@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hacpo.durability import flush
-from hacpo.storage import MACHINES
+from hacpo.artifacts.durability import flush
+from hacpo.artifacts.storage import MACHINES
 
 
 @contextmanager

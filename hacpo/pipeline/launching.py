@@ -1,7 +1,7 @@
 """Starting the processes that compute one update together.
 
-They run the very command that starts them, `python -m stages.update ...`, so that a user can start them by hand as
-well. Process 0 locks and writes; it tells its progress on standard output, one line of JSON at a time.
+They run the very command that starts them, `python -m hacpo.stages.update ...`, so that a user can start them by hand
+as well. Process 0 locks and writes; it tells its progress on standard output, one line of JSON at a time.
 
 As a module this is a command that turns into another one, and dies with the process that started it.
 """
@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from hacpo.config import Settings
+from hacpo.engines.training.processes import LAUNCHED, leads
 from hacpo.errors import HacpoError
 from hacpo.pipeline.accelerating import accelerate_command
 from hacpo.pipeline.orphans import die_with_parent
 from hacpo.pipeline.session import ProgressSink
-from hacpo.processes import LAUNCHED, leads
+from hacpo.settings.root import Settings
 
 _PROGRESS = "hacpo-progress "
 _ERROR = "hacpo: error: "
@@ -50,7 +50,7 @@ class LineProgress:
 
 
 def launch(settings: Settings, root: Path, arguments: Sequence[str], progress: ProgressSink, title: str) -> None:
-    """Run `python -m stages.update ARGUMENTS` in as many processes as the settings say, and wait for them.
+    """Run `python -m hacpo.stages.update ARGUMENTS` in as many processes as the settings say, and wait for them.
 
     They are started by `accelerate launch`, or by the settings' own command. Each has `engine.threads` CPU threads;
     without that setting the cores are divided.
@@ -72,7 +72,7 @@ def launch(settings: Settings, root: Path, arguments: Sequence[str], progress: P
     }
     last: deque[str] = deque(maxlen=200)
     with subprocess.Popen(
-        [sys.executable, "-m", _THIS, str(os.getpid()), *prefix, "-m", "stages.update", *arguments],
+        [sys.executable, "-m", _THIS, str(os.getpid()), *prefix, "-m", "hacpo.stages.update", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

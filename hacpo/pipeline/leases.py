@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import secrets
 import sys
 import threading
@@ -23,8 +24,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hacpo.errors import BusyError
-from hacpo.text_files import parse_json
+from hacpo.artifacts.text_files import parse_json, read_bytes
+from hacpo.errors import BusyError, harmless
 
 BEAT_SECONDS = 5.0
 """How often a holder touches its file."""
@@ -71,7 +72,8 @@ class Found:
         """`hacpo run, process 12`, and the host if it is another."""
         if self.holder is None:
             return "another process"
-        return f"{self.holder.command}, process {self.holder.process}{'' if self.local else f' on {self.holder.host}'}"
+        words = f"{self.holder.command}, process {self.holder.process}{'' if self.local else f' on {self.holder.host}'}"
+        return harmless(words)
 
 
 def look(folder: Path, name: str) -> Found | None:
@@ -83,9 +85,12 @@ def look(folder: Path, name: str) -> Found | None:
 
 
 def _read(path: Path) -> Found:
-    content, beat, number = path.read_bytes(), path.stat().st_mtime, _number(path)
+    content, beat, number = read_bytes(path), path.stat().st_mtime, _number(path)
     try:
         holder = Holder(**parse_json(content.decode()))
+        types = (*[str] * 3, int, str, bool)
+        if any(type(value) is not kind for value, kind in zip(asdict(holder).values(), types, strict=True)):
+            raise TypeError
     except (ValueError, TypeError):
         return Found(number, None, beat, local=False, gone=False)
     local = holder.system == _system() and not _is_hidden(holder.process)
@@ -211,7 +216,7 @@ def _clean(folder: Path, name: str, path: Path) -> None:
     for old in folder.glob(f"{name}.lease.*"):
         if _number(old) < _number(path):
             old.unlink(missing_ok=True)
-    for scratch in folder.glob(".*.tmp-*"):
+    for scratch in (found for found in folder.glob(".*.tmp-*") if _SCRATCH.fullmatch(found.name)):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_mtime - scratch.stat().st_mtime > EXPIRES_SECONDS:
                 scratch.unlink()
@@ -244,6 +249,10 @@ def _number(path: Path) -> int:
 def _last(folder: Path, name: str) -> int | None:
     last = max((_number(path) for path in folder.glob(f"{name}.lease.*")), default=-1)
     return None if last < 0 else last
+
+
+_SCRATCH = re.compile(r"\.(.+\.lease\.\d+|clock)\.tmp-[0-9a-f]{16}")
+"""Names that `_scratch` gives: the folder may be a link to one with other files in it."""
 
 
 def _scratch(path: Path) -> Path:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hacpo.measure import measure
+from hacpo.artifacts.text_files import load_json
+from hacpo.evaluation.measure import measure
+from hacpo.phrases import ranges
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.pruning import ranges
-from hacpo.text_files import load_json
 
 _ZERO_STEPS = 3
 """An agent may well earn nothing in a step or two; from here on it is worth a word."""

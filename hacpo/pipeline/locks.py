@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.storage import refused
 from hacpo.errors import BusyError
-from hacpo.layout import Layout
 from hacpo.pipeline.leases import Found, held, is_held, lease
-from hacpo.storage import refused
 
 _BUSY = "another run works on this pipeline ({})"
 _DRIVER = "driver"
@@ -43,6 +43,22 @@ def _flock(path: Path, kind: int, wait_seconds: float, busy: str, waiting: str =
                 if error.errno not in _UNSUPPORTED:
                     raise
                 break
+        yield
+
+
+@contextlib.contextmanager
+def only_one(path: Path, busy: str) -> Iterator[None]:
+    """Hold a file's lock while the block runs; nothing is held where the filesystem has none.
+
+    Raises:
+        BusyError: another process, or another block of this one, holds it; `busy` is the message.
+        StorageError: the disk refuses.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_flock(path, fcntl.LOCK_EX, 0.0, busy))
+        except OSError as error:
+            raise refused(path, error) from None
         yield
 
 

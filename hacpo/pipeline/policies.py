@@ -12,12 +12,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from hacpo import schema
+from hacpo.artifacts import storage
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.weights import policy_files, policy_hash
 from hacpo.errors import ArtifactError, HacpoError
-from hacpo.layout import Layout
 from hacpo.pipeline.project import Pipeline
-from hacpo.text_files import load_json
-from hacpo.weights import policy_files, policy_hash
 
 
 def recorded_policy(layout: Layout, step: int, agent: str) -> str | None:
@@ -74,7 +74,7 @@ def _remember(layout: Layout, step: int, agent: str, policy: str, stamps: dict[s
     if _json(path) != content:
         with contextlib.suppress(HacpoError, OSError):  # a run that may only be read is read all the same
             path.parent.mkdir(parents=True, exist_ok=True)
-            schema.write_json(path, content)
+            storage.write_json(path, content)
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:

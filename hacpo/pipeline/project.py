@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hacpo import config
-from hacpo import settings as settings_of
+from hacpo.artifacts.layout import Layout
 from hacpo.errors import SettingsError
-from hacpo.layout import Layout
+from hacpo.pipeline.catalogue import StageSpec
+from hacpo.settings import base
+from hacpo.settings import params as settings_of
+from hacpo.settings import root as run
 
 _PIPELINES, _STEPS = "pipelines", "steps"
 
@@ -28,7 +29,7 @@ class Pipeline:
     """
 
     folder: Path
-    settings: config.Settings
+    settings: run.Settings
 
     @classmethod
     def open(cls, folder: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -48,7 +49,7 @@ class Pipeline:
                 remedy=f"did you mean {named}?" if (named / "params.yaml").is_file() else None,
             )
         for part in parts:
-            if not config.NAME.fullmatch(part) or part == _STEPS:
+            if not base.NAME.fullmatch(part) or part == _STEPS:
                 raise SettingsError(
                     f"{part!r} cannot be in the name of a run", where=folder, expected="letters, digits, '-' and '_'"
                 )
@@ -103,22 +104,13 @@ class Pipeline:
         words += ["--side"] if stage.startswith("side_") else []
         return " ".join(words)
 
-    def checkpoint_command(self, step: int, agent: str) -> str:
-        """The command that makes, or brings, an agent's checkpoint of a step: a pruned one is made as it was."""
-        from hacpo.errors import ArtifactError
-        from hacpo.pipeline.elsewhere import not_here
-        from hacpo.pipeline.order import step_file
-        from hacpo.pipeline.plan import cached_steps
-        from hacpo.pipeline.pruning import was_pruned
-
-        if was_pruned(self.layout, step, agent) is not None:
-            return self.command("restore", step, agent=agent)
-        if not self.layout.checkpoint(step, agent).is_dir() and step in cached_steps(self):
-            return f"dvc pull {step_file(self, step)}"
-        with contextlib.suppress(ArtifactError):
-            if step in not_here(self):
-                return self.command("run")
-        return self.command("update", step, agent=agent) if step else self.command("warmup", agent=agent)
+    def command_for(self, spec: StageSpec, step: int, agent: str) -> str:
+        """The command of a stage for a step and an agent, as far as it has one for each."""
+        return self.command(
+            spec.name,
+            step if spec.at in ("step", "evaluation") else None,
+            **({spec.per: agent} if spec.per != "run" else {}),
+        )
 
 
 def _nearest(folder: Path, wanted: str) -> str:

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacpo import schema
-from hacpo import settings as settings_of
+from hacpo.artifacts import storage
+from hacpo.artifacts.text_files import load_json
 from hacpo.errors import RemakeError
+from hacpo.phrases import mebibytes, ranges
 from hacpo.pipeline.bookkeeping import Books
+from hacpo.pipeline.catalogue import STAGES
 from hacpo.pipeline.order import command_of
+from hacpo.pipeline.progress import disk_bytes
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.pruning import checkpoints_there, mebibytes, ranges
-from hacpo.pipeline.status import disk_bytes
-from hacpo.text_files import load_json
+from hacpo.pipeline.pruned import checkpoints_there
+from hacpo.settings import params as settings_of
 
 _SURE = ("warmup", "generate", "side_generate", "update")
 """Stages whose settings change what is trained. Of the others (prompts, verdicts, pool, advantages) the files tell."""
@@ -50,7 +52,7 @@ class Remaking:
             RemakeError: stages that train, or sample what is learned from, read something that has changed.
         """
         try:
-            before = load_json(self.pipeline.layout.settings)
+            before = settings_of.recorded(self.pipeline.layout.settings)
             changes = _changes(before, settings_of.dump(self.pipeline.settings))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return  # a first run, or a file that is made anew
@@ -70,7 +72,7 @@ class Remaking:
 
     def done(self) -> None:
         """The run is through: the next one asks again."""
-        schema.remove(self._note)
+        storage.remove(self._note)
 
     @property
     def _note(self) -> Path:
@@ -93,7 +95,7 @@ class Remaking:
             f"{count} ({mebibytes(sum(map(disk_bytes, lost)))}) overwritten, because {why}"
         )
         if self.agreed:
-            schema.write_json(self._note, agreed_to)
+            storage.write_json(self._note, agreed_to)
         elif _read(self._note) != agreed_to:
             remedy = f"add --yes to do that, or change it back (`{self.pipeline.command('copy')} NEW` makes a variant)"
             raise RemakeError(what, where=self.pipeline.folder, remedy=remedy)
@@ -109,7 +111,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]
     for agent in now["agents"]:
         if agent not in before["agents"]:
             continue  # nothing was trained yet, and whom it joins learn it from `agent_names`
-        read = tuple(f"{key}." for stage in _SURE for key in settings_of.tracked(stage, agent))
+        read = tuple(f"{key}." for stage in _SURE for key in settings_of.tracked(STAGES[stage].settings, agent))
         if keys := [key for key in changed if f"{key}.".startswith(read)]:
             found[agent] = [f"{key} ({json.dumps(was.get(key))} -> {json.dumps(new.get(key))})" for key in keys]
     return found

@@ -1,5 +1,11 @@
 """What a kill leaves in DVC's own files, found and mended. Nothing here removes a result: what is taken away is half a
-record, or a copy that was never put in place."""
+record, or a copy that was never put in place.
+
+A run's folder and `.dvc/config` may come from a stranger, so that a link or `cache.dir` makes anybody's folder look
+like the project's. Only what lies where DVC puts it, under a name that DVC gives, is ever removed; no link below the
+cache or the artifacts is followed; and where these lie outside the project, nothing is removed unless the user asks for
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +13,28 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacpo.errors import ArtifactError, BusyError, HacpoError
+from hacpo.artifacts.storage import refused
+from hacpo.artifacts.text_files import parse_yaml, read_bytes, read_text
+from hacpo.errors import ArtifactError, BusyError, HacpoError, harmless
 from hacpo.pipeline import rwlock
 from hacpo.pipeline.project import Pipeline
-from hacpo.storage import refused
-from hacpo.text_files import parse_yaml, read_text
 
 if TYPE_CHECKING:
     from hacpo.pipeline.bookkeeping import Books
 
 _TEMPORARY = re.compile(r".*\.[\w-]{22}\.tmp")
 """What DVC writes to before it renames (`dvc_objects.fs.utils.tmp_fname`)."""
+_CACHE_TEMPORARY = re.compile(r"([0-9a-f]{30}(\.dir)?|[0-9a-f]{64})?\.[\w-]{22}\.tmp")
+"""The same in the cache, where it is named for nothing or for what it becomes."""
+_TWO, _KEY, _OBJECT = (re.compile(text) for text in ("[0-9a-f]{2}", "[0-9a-f]{64}", r"[0-9a-f]{30}(\.dir)?"))
+_RUNS, _FILES, _MD5_DIR = (re.compile(text) for text in ("runs", "files", "md5"))
 _CONFLICT = re.compile(r"^(<{7}|={7}|>{7})", re.MULTILINE)
 """What git writes into a file that was merged and is to be settled by hand."""
 _SHARED_SECONDS = 3600.0
@@ -43,6 +54,8 @@ class Repairs:
     temporary: int = 0
     entries: int = 0
     objects: int = 0
+    left: dict[Path, int] = field(default_factory=dict)
+    """A folder outside the project -> what a repair that is asked for would remove there."""
 
     def __str__(self) -> str:
         """In one line; empty if there was nothing."""
@@ -56,7 +69,13 @@ class Repairs:
             (self.objects, "empty object", "empty objects", "DVC's cache"),
         ):
             parts += [f"removed {count} {one if count == 1 else several} of {where}"] if count else []
-        return f"mended what a kill left: {'; '.join(parts)}" if parts else ""
+        said = [f"mended what a kill left: {'; '.join(parts)}"] if parts else []
+        said += [
+            f"left alone what a kill left in {harmless(str(at))}, outside the project: {count} file(s) or folder(s), "
+            "which `hacpo repair` removes"
+            for at, count in self.left.items()
+        ]
+        return "; ".join(said)
 
 
 def lock_files(pipeline: Pipeline) -> list[Path]:
@@ -64,7 +83,7 @@ def lock_files(pipeline: Pipeline) -> list[Path]:
     return [*sorted(pipeline.folder.rglob("dvc.lock")), *pipeline.root.glob("dvc.lock")]
 
 
-def repair(pipeline: Pipeline, books: Books) -> Repairs:
+def repair(pipeline: Pipeline, books: Books, *, asked: bool = False) -> Repairs:
     """Mend whatever a kill left. The caller has the books `open`, so nobody else is writing what is looked at.
 
     Mended are: a dvc.lock cut off while DVC rewrote it, or its list of readers and writers (DVC then refuses every
@@ -72,32 +91,50 @@ def repair(pipeline: Pipeline, books: Books) -> Repairs:
     artifacts and in the cache. And what a power cut leaves of files that DVC has not flushed: objects of the cache, and
     entries of the run cache, that are empty or zeros.
 
+    Args:
+        asked: whether a cache or artifacts that lie outside the project are mended too, instead of counted.
+
     Raises:
         StorageError: the disk refuses.
-        ArtifactError: a dvc.lock has conflicts of a merge in it, and only its owner knows which side counts.
+        ArtifactError: a dvc.lock has conflicts of a merge in it, and only its owner knows which side counts; or is no
+            regular file.
     """
     repo: Any = books.repo
     made = Repairs()
+    root = Path(repo.root_dir)
+    cache = Path(repo.stage_cache.cache_dir).parent
+    artifacts = Path(os.path.abspath(pipeline.layout.root))
     try:
         for path in lock_files(pipeline):
             if _is_cut_off(path):
                 path.unlink()
                 made.locks.append(path)
         made.rwlock = books.mend_rwlock()
-        root = Path(repo.root_dir)
-        for path in [*_temporary(pipeline.layout.root), *_temporary(Path(repo.cache.local.path), deep=False)]:
-            made.temporary += _removed(path, root)
-        for path in _temporary(Path(repo.stage_cache.cache_dir)):
-            made.temporary += _removed(path, root, wait=True)
-        for path in _cut_off_entries(Path(repo.stage_cache.cache_dir)):
-            made.entries += _removed(path, root, wait=True)
-        for path in _empty_objects(Path(repo.cache.repo.path)):
-            made.objects += _removed(path, root)
-        for path in _empty_folders(Path(repo.stage_cache.cache_dir)):
-            made.folders += _removed(path, root, wait=True)
+        for kind, top, found, wait in (
+            ("temporary", artifacts, _temporary(artifacts), False),
+            ("temporary", cache, _cache_temporary(cache), False),
+            ("temporary", cache, _below(cache, _RUNS, _TWO, _KEY, _CACHE_TEMPORARY), True),
+            ("entries", cache, _cut_off_entries(cache), True),
+            ("objects", cache, _empty_objects(cache), False),
+            ("folders", cache, _empty_folders(cache), True),
+        ):
+            own = is_own(top, root)
+            for path in found:
+                if own or asked:
+                    setattr(made, kind, getattr(made, kind) + _removed(path, own=own, wait=wait))
+                else:
+                    made.left[top] = made.left.get(top, 0) + 1
     except OSError as error:
         raise refused(Path(error.filename or Path(repo.root_dir) / ".dvc"), error) from None
     return made
+
+
+def is_own(path: Path, root: Path) -> bool:
+    """Whether a path lies in the project, and no link below the project's root is on the way to it."""
+    real = Path(os.path.realpath(root))
+    # The way to the project itself may lead through links, which are its owner's.
+    above = next((at for at in (real, Path(os.path.abspath(root))) if path.is_relative_to(at)), None)
+    return above is not None and os.path.realpath(path) == str(real / path.relative_to(above))
 
 
 def repair_if_needed(pipeline: Pipeline) -> str:
@@ -106,11 +143,11 @@ def repair_if_needed(pipeline: Pipeline) -> str:
     It looks without loading DVC, and leaves alone what another process may be writing just now.
     """
     folder = rwlock.temporary_folder(pipeline.root)
-    if folder is None or not _looks_wrong(pipeline, folder):
-        return ""
-    from hacpo.pipeline.bookkeeping import Books
-
     try:
+        if folder is None or not _looks_wrong(pipeline, folder):
+            return ""
+        from hacpo.pipeline.bookkeeping import Books
+
         books = Books(pipeline.root)
         with books.open(0):
             return str(repair(pipeline, books))
@@ -125,8 +162,8 @@ def _looks_wrong(pipeline: Pipeline, folder: Path) -> bool:
     YAML is not."""
     return (
         rwlock.read(folder / rwlock.NAME)[0] is None
-        or any(not path.read_bytes().endswith(b"\n") for path in lock_files(pipeline))
-        or next(_empty_folders(folder.parent / "cache" / "runs"), None) is not None
+        or any(not read_bytes(path).endswith(b"\n") for path in lock_files(pipeline))
+        or next(_empty_folders(folder.parent / "cache"), None) is not None
         or next(_temporary(pipeline.layout.root), None) is not None
     )
 
@@ -145,34 +182,55 @@ def _is_cut_off(path: Path) -> bool:
                 remedy="settle them (`git checkout --ours` or `--theirs`), then repeat the command",
             )
         COMPILED_LOCKFILE_SCHEMA(parse_yaml(text))
+    except OSError as error:
+        raise ArtifactError(f"cannot be read: {error.strerror}", where=path) from None
     except (ValueError, Invalid):
         return True
     return False
 
 
-def _empty_folders(run_cache: Path) -> Iterator[Path]:
-    """Folders of keys without an entry; DVC makes the folder first. Temporary files have been removed."""
-    for key in run_cache.glob("*/*"):
+def _below(top: Path, *names: re.Pattern[str]) -> Iterator[Path]:
+    """What lies below a folder under such a name on every level, links left out on every level."""
+    try:
+        entries = sorted(os.scandir(top), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if names[0].fullmatch(entry.name) and not entry.is_symlink():
+            if len(names) == 1:
+                yield Path(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                yield from _below(Path(entry.path), *names[1:])
+
+
+def _empty_folders(cache: Path) -> Iterator[Path]:
+    """Folders of the run cache's keys without an entry; DVC makes the folder first. Temporary files have been
+    removed."""
+    for key in _below(cache, _RUNS, _TWO, _KEY):
         if key.is_dir() and not any(key.iterdir()):
             yield key
 
 
-def _cut_off_entries(run_cache: Path) -> Iterator[Path]:
-    """Entries that DVC could not read, or would fail on, or that lack an output."""
-    for path in run_cache.glob("*/*/*"):
-        content = path.read_bytes()
+def _cut_off_entries(cache: Path) -> Iterator[Path]:
+    """Entries of the run cache that DVC could not read, or would fail on, or that lack an output."""
+    for path in _regular(_below(cache, _RUNS, _TWO, _KEY, _KEY)):
+        content = read_bytes(path)
         if not content.endswith(b"\n") or b"\0" in content or b"\nouts:\n" not in content:
             yield path
 
 
 def _empty_objects(cache: Path) -> Iterator[Path]:
     """Objects without content, or that begin with zeros, and should not. DVC takes them for good."""
-    for path in cache.glob("*/*"):
-        if path.is_file() and not _TEMPORARY.fullmatch(path.name):
-            with path.open("rb") as file:
-                first = file.read(1)
-            if first in (b"", b"\0") and _md5(path) != f"{path.parent.name}{path.name.removesuffix('.dir')}":
-                yield path
+    for path in _regular(_below(cache, _FILES, _MD5_DIR, _TWO, _OBJECT)):
+        with path.open("rb") as file:
+            first = file.read(1)
+        if first in (b"", b"\0") and _md5(path) != f"{path.parent.name}{path.name.removesuffix('.dir')}":
+            yield path
+
+
+def _regular(paths: Iterable[Path]) -> Iterator[Path]:
+    """Those that are files: a pipe would be waited for without end."""
+    return (path for path in paths if stat.S_ISREG(path.lstat().st_mode))
 
 
 def _md5(path: Path) -> str:
@@ -180,20 +238,27 @@ def _md5(path: Path) -> str:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
-def _temporary(folder: Path, *, deep: bool = True) -> Iterator[Path]:
-    """DVC's temporary files below a folder; two levels deep only for the cache, whose files lie there."""
-    if deep:
-        found = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
-    else:
-        found = (path for pattern in ("*.tmp", "*/*.tmp") for path in folder.glob(pattern))
-    yield from (path for path in found if _TEMPORARY.fullmatch(path.name))
+def _temporary(artifacts: Path) -> Iterator[Path]:
+    """DVC's temporary files among a run's artifacts."""
+    found = (Path(at) / name for at, _, names in os.walk(artifacts) for name in names if _TEMPORARY.fullmatch(name))
+    return _regular(found)
 
 
-def _removed(path: Path, root: Path, *, wait: bool = False) -> bool:
-    """Remove a file or an empty folder, if nobody can be using it; waits until that is so, or leaves it."""
+def _cache_temporary(cache: Path) -> Iterator[Path]:
+    """DVC's temporary files among the objects."""
+    yield from _regular(_below(cache, _FILES, _MD5_DIR, _CACHE_TEMPORARY))
+    yield from _regular(_below(cache, _FILES, _MD5_DIR, _TWO, _CACHE_TEMPORARY))
+
+
+def _removed(path: Path, *, own: bool, wait: bool) -> bool:
+    """Remove a file or an empty folder, if nobody can be using it; waits until that is so, or leaves it.
+
+    Args:
+        own: whether it is this project's alone, whose lock is held.
+    """
     try:
         seconds = _ENTRY_SECONDS if wait else _SHARED_SECONDS
-        left = 0.0 if path.resolve().is_relative_to(root) else path.stat().st_mtime + seconds - time.time()
+        left = 0.0 if own else path.stat().st_mtime + seconds - time.time()
         if left > 0 and not wait:
             return False
         time.sleep(max(0.0, min(left, seconds)))

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hacpo.durability import flushing
+from hacpo.artifacts.durability import flushing
+from hacpo.artifacts.storage import atomic
+from hacpo.artifacts.text_files import load_json
 from hacpo.errors import BusyError
 from hacpo.pipeline.locks import has_flock
-from hacpo.schema import atomic
-from hacpo.text_files import load_json
 
 Entry = dict[str, Any]
 """`pid` and `cmd` of a process."""

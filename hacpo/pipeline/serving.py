@@ -17,14 +17,17 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hacpo.config import EngineSettings
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.storage import atomic
+from hacpo.artifacts.text_files import read_text
+from hacpo.artifacts.weights import whole_model
+from hacpo.engines.vllm.servers import KEYS, key_of_environment
 from hacpo.errors import MissingInputError, ModelError, SettingsError
-from hacpo.layout import Layout
+from hacpo.pipeline.elsewhere import checkpoint_command
+from hacpo.pipeline.locks import only_one
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
-from hacpo.schema import atomic
-from hacpo.servers import KEYS, key_of_environment
-from hacpo.weights import whole_model
+from hacpo.settings.engine import EngineSettings
 
 START_SECONDS = 1800.0
 """Longest wait for a server to start: large weights come from slow disks."""
@@ -48,7 +51,7 @@ def newest_checkpoint(pipeline: Pipeline, agent: str) -> tuple[int, Path]:
     raise MissingInputError(
         "there is no checkpoint to serve",
         where=layout.checkpoint(0, agent),
-        remedy=f"run `{pipeline.checkpoint_command(0, agent)}`",
+        remedy=f"run `{checkpoint_command(pipeline, 0, agent)}`",
     )
 
 
@@ -59,6 +62,7 @@ def issued_key(folder: Path, agent: str, port: int) -> Iterator[tuple[str, str |
 
     Raises:
         SettingsError: the user's key cannot be sent in a header.
+        BusyError: another server of the agent has this port, or is about to.
         StorageError: the file cannot be written.
     """
     if (given := key_of_environment()) is not None:
@@ -67,12 +71,16 @@ def issued_key(folder: Path, agent: str, port: int) -> Iterator[tuple[str, str |
     key, path = secrets.token_urlsafe(32), folder / KEYS / f"{agent}-{port}"
     with atomic(path.with_name(".gitignore")) as scratch:
         scratch.write_text("*\n", encoding="utf-8")
-    with atomic(path) as scratch, open(scratch, "x", encoding="ascii", opener=_private) as file:
-        file.write(key + "\n")
-    try:
-        yield key, path.relative_to(folder).as_posix()
-    finally:
-        path.unlink(missing_ok=True)
+    # Until its weights are loaded, a server does not listen yet: a free port does not say that there is none.
+    with only_one(path.with_name(f".{path.name}.lock"), f"another `hacpo serve` of {agent} has port {port}"):
+        with atomic(path) as scratch, open(scratch, "x", encoding="ascii", opener=_private) as file:
+            file.write(key + "\n")
+        try:
+            yield key, path.relative_to(folder).as_posix()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                if read_text(path) == key + "\n":  # where there are no locks, another's may be there
+                    path.unlink()
 
 
 def entry_of(agent: str, url: str, key_file: str | None) -> str:
@@ -87,13 +95,13 @@ def _private(path: str, flags: int) -> int:
 def server_command(
     folder: Path, agent: str, settings: EngineSettings, host: str, port: int, *, guarded: bool = True
 ) -> list[str]:
-    """The command that starts vLLM's OpenAI server on a model folder, as `hacpo.engines.vllm_server` wants it.
+    """The command that starts vLLM's OpenAI server on a model folder, as `hacpo.engines.vllm.server` wants it.
 
     Args:
-        guarded: whether the server asks for the key in its environment (`hacpo.engines.server_key`).
+        guarded: whether the server asks for the key in its environment (`hacpo.engines.vllm.server_key`).
     """
-    from hacpo.engines.server_key import MIDDLEWARE
-    from hacpo.engines.vllm import command_line, engine_arguments
+    from hacpo.engines.vllm.local import command_line, engine_arguments
+    from hacpo.engines.vllm.server_key import MIDDLEWARE
 
     arguments = {
         "model": whole_model(folder).resolve(),  # an adapter's base: the run loads merged weights into it

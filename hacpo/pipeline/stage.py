@@ -6,57 +6,82 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from hacpo import config, schema
-from hacpo import settings as settings_of
-from hacpo.durability import flushing
+from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts.durability import flushing
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.tables import Artifact, step_dir
+from hacpo.engines.training.processes import launched, leads
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
-from hacpo.layout import Layout, partition
+from hacpo.pipeline import catalogue
+from hacpo.pipeline.catalogue import StageSpec
+from hacpo.pipeline.elsewhere import checkpoint_command
 from hacpo.pipeline.launching import LineProgress
 from hacpo.pipeline.locks import stage_lock
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress, Session
-from hacpo.processes import launched, leads
-from hacpo.text_files import load_json
+from hacpo.settings import agents
+from hacpo.settings import params as settings_of
+from hacpo.settings import root as run
 
 if TYPE_CHECKING:
-    from hacpo.engines.tokenizers import ChatTokenizer
+    from hacpo.tokens.tokenizers import ChatTokenizer
 
 WHOLE_STEP = "all"
 """Name of the metrics file of a stage that serves all agents at once."""
+
+
+class UndeclaredError(RuntimeError):
+    """A stage opens what its entry in the catalogue does not name: a fault of ours, by which DVC would serve stale
+    results."""
 
 
 @dataclass
 class Stage:
     """What a stage's body works with."""
 
-    name: str
+    spec: StageSpec
     pipeline: Pipeline
     step: int
     agent: str | None
     inputs: Layout
     outputs: Layout
     limit: int | None
+    overrides: Sequence[str]
     session: Session
-    settings: config.Settings
-    """Only what the stage declares in `hacpo.settings.READS`; anything else raises AttributeError."""
+    settings: run.Settings
+    """Only what the stage declares in `hacpo.pipeline.catalogue`; anything else raises AttributeError."""
     metrics: dict[str, float] = field(default_factory=dict)
     policy: str | None = None
     """Hash of the weights in the checkpoint that the stage has made: it stands in the metrics file too."""
     summary: str = "done"
     started: float = field(default_factory=time.perf_counter)
+    remarks: Callable[[], Iterable[str]] = tuple
+    """Lines to say when the stage is done."""
+
+    @property
+    def name(self) -> str:
+        """The stage's name."""
+        return self.spec.name
 
     @property
     def run(self) -> str:
         """The run's name."""
         return self.pipeline.run
+
+    @property
+    def mine(self) -> str:
+        """The agent or learner whose part of the step this is."""
+        assert self.agent is not None
+        return self.agent
 
     @property
     def title(self) -> str:
@@ -68,51 +93,83 @@ class Stage:
         """Tell how far the stage is."""
         self.session.progress.report(self.title, done, total, facts)
 
+    def place(self, artifact: Artifact, agent: str | None = None, step: int | None = None) -> Path:
+        """Where an artifact lies that the stage reads: of this step and agent unless others are named.
+
+        Raises:
+            UndeclaredError: the catalogue does not say so, and DVC would not re-run the stage for it.
+        """
+        step = self.step if step is None else step
+        whose = (self.agent or "") if agent is None else agent
+        if artifact.per in ("run", "step"):
+            whose = ""
+        if not self.spec.reads_of(artifact, whose, self.agent or "", self.step, step):
+            raise UndeclaredError(
+                f"{self.name} reads {artifact.path(step_dir(step), whose)}, which its entry does not say"
+            )
+        return self.inputs.root / artifact.path("" if artifact.per == "run" else step_dir(step), whose)
+
+    def checkpoint(self, step: int, agent: str | None = None) -> Path:
+        """An agent's checkpoint (its own unless another is named) that the stage reads."""
+        return self.place(tables.CHECKPOINT, agent, step)
+
     def read(
         self,
-        path: Path,
-        table: schema.Table,
-        made_by: str,
+        table: tables.Table,
+        agent: str | None = None,
         *,
-        columns: Sequence[str] | None = None,
         step: int | None = None,
-        **agent: str,
+        columns: Sequence[str] | None = None,
     ) -> pa.Table:
-        """Read an input table of this run; `made_by` is the stage that makes it, for the message when it is missing."""
-        whole_step = made_by == "advantage"
-        command_step = None if made_by == "prepare" else step
-        return schema.read_table(
-            path,
-            table,
-            run=self.run,
-            partition="" if step is None else partition(step, **agent),
-            columns=columns,
-            made_by=self.pipeline.command(made_by, command_step, **({} if whole_step else agent)),
+        """Read and check an input table of this run: of this step and agent unless others are named.
+
+        Raises:
+            UndeclaredError: the stage does not declare it.
+            MissingInputError, ArtifactError: see `parquet.read_table`.
+        """
+        self.place(table, agent, step)
+        return self._read(table, self.step if step is None else step, agent or self.agent or "", columns)
+
+    def read_problems(self, name: str) -> pa.Table:
+        """Read and check one `<set>/<split>` of problems."""
+        if not self.spec.reads_of(tables.DATA, "", "", self.step, self.step):
+            self.place(tables.PROBLEMS)
+        made_by = self.pipeline.command_for(catalogue.PREPARE, 0, "")
+        return parquet.read_table(
+            self.inputs.problems(name), tables.PROBLEMS, run=self.run, partition="", made_by=made_by
         )
+
+    def _read(self, table: tables.Table, step: int, agent: str, columns: Sequence[str] | None) -> pa.Table:
+        made_by = self.pipeline.command_for(catalogue.maker_of(table), step, agent)
+        whose = agent if table.per in ("agent", "learner") else ""
+        of_step = None if table.per == "run" else step
+        return RunFiles(self.run, self.inputs).read(table, of_step, whose, columns=columns, made_by=made_by)
 
     def write(
         self,
         path: Path,
-        table: schema.Table,
+        table: tables.Table,
         rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table,
         *,
         step: int | None = None,
+        agent: str | None = None,
         rows_per_shard: int | None = None,
         without: Sequence[str] = (),
-        **agent: str,
     ) -> None:
         """Write an output table of this run with the settings that the stage read.
 
-        `without`: top-level settings that the stage reads but this table does not depend on, so that changing them
-        leaves its bytes alone.
+        Args:
+            step, agent: whose it is, if not this step's and agent's.
+            without: top-level settings that the stage reads but this table does not depend on, so that changing them
+                leaves its bytes alone.
         """
-        settings = settings_of.reads(self.pipeline.settings, self.name, self.agent)
-        schema.write_table(
+        settings = settings_of.reads(self.pipeline.settings, self.spec.settings, self.agent)
+        parquet.write_table(
             path,
             table,
-            rows if isinstance(rows, pa.Table) else schema.to_arrow(table, rows),
+            rows if isinstance(rows, pa.Table) else parquet.to_arrow(table, rows),
             run=self.run,
-            partition="" if step is None else partition(step, **agent),
+            partition=table.partition(self.step if step is None else step, agent or self.agent or ""),
             settings={key: value for key, value in settings.items() if key not in without},
             rows_per_shard=rows_per_shard,
         )
@@ -132,39 +189,24 @@ class Stage:
         Raises:
             MissingInputError: it is not there yet.
         """
-        folder = self.inputs.checkpoint(0, agent)
+        folder = self.checkpoint(0, agent)
         if not folder.is_dir():
-            made_by = self.pipeline.checkpoint_command(0, agent)
+            made_by = checkpoint_command(self.pipeline, 0, agent)
             raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
         return folder
 
 
-@contextlib.contextmanager
-def open_stage(
-    name: str,
+def _checked(
+    spec: StageSpec,
     session: Session | None,
     folder: Path,
-    *,
-    step: int = 0,
-    agent: str | None = None,
-    out: Path | None = None,
-    limit: int | None = None,
-    overrides: Sequence[str] = (),
-    steps_from: int = 0,
-    metrics: bool = True,
-) -> Iterator[Stage]:
-    """Open a stage, and write its metrics when its body ends well.
-
-    Args:
-        step, agent: which part of the run; checked against the settings (`step` in steps_from..T).
-        out: write below this folder instead of `artifacts/<run>`; nothing of the run is touched.
-        metrics: whether to write the metrics file.
-        limit, overrides: for debugging; both need `out`, so that the run's own files always follow params.yaml.
-
-    Raises:
-        SettingsError: an option does not fit.
-        BusyError: `hacpo run` works on this pipeline.
-    """
+    step: int,
+    agent: str | None,
+    out: Path | None,
+    limit: int | None,
+    overrides: Sequence[str],
+) -> Stage:
+    """The stage that the options ask for, if they fit."""
     session = session or (Session(LineProgress()) if launched() or not leads() else Session())
     if (limit is not None or overrides) and out is None:
         raise SettingsError(
@@ -174,32 +216,60 @@ def open_stage(
     if limit is not None and limit < 1:
         raise SettingsError("--limit must be at least 1", found=limit)
     for override in overrides:
-        _check_read(name, agent, override.partition("=")[0].strip())
+        _check_read(spec, agent, override.partition("=")[0].strip())
     pipeline = Pipeline.open(folder, overrides)
     if overrides:
-        _check_changes(name, agent, Pipeline.open(folder).settings, pipeline.settings)
-    _check_part(pipeline, step, agent, steps_from)
+        _check_changes(spec, agent, Pipeline.open(folder).settings, pipeline.settings)
+    _check_part(pipeline, step, agent, steps_from=1 if spec.at == "step" else 0)
     if out is None:
         check_resolved(pipeline)
     else:
         _check_outside(out, pipeline)
-    stage = Stage(
-        name=name,
+    return Stage(
+        spec=spec,
         pipeline=pipeline,
         step=step,
         agent=agent,
         inputs=pipeline.layout,
         outputs=Layout(out) if out is not None else pipeline.layout,
         limit=limit,
+        overrides=overrides,
         session=session,
-        settings=settings_of.restrict(pipeline.settings, name, agent),
+        settings=settings_of.restrict(pipeline.settings, spec.settings, agent),
     )
-    lock_name = "-".join(filter(None, [name, f"{step:04d}", agent]))
+
+
+@contextlib.contextmanager
+def open_stage(
+    spec: StageSpec,
+    session: Session | None,
+    folder: Path,
+    *,
+    step: int = 0,
+    agent: str | None = None,
+    out: Path | None = None,
+    limit: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Iterator[Stage]:
+    """Open a stage, and write its metrics when its body ends well.
+
+    Args:
+        step, agent: which part of the run; checked against the settings.
+        out: write below this folder instead of `artifacts/<run>`; nothing of the run is touched.
+        limit, overrides: for debugging; both need `out`, so that the run's own files always follow params.yaml.
+
+    Raises:
+        SettingsError: an option does not fit.
+        BusyError: `hacpo run` works on this pipeline.
+    """
+    stage = _checked(spec, session, folder, step, agent, out, limit, overrides)
+    session = stage.session
+    lock_name = "-".join(filter(None, [spec.name, f"{step:04d}", agent]))
     held = session.driver or out is not None or launched() or not leads()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(flushing(pipeline.settings.disk.fsync))
+        stack.enter_context(flushing(stage.pipeline.settings.disk.fsync))
         if not held:
-            stack.enter_context(stage_lock(pipeline.layout, lock_name))
+            stack.enter_context(stage_lock(stage.pipeline.layout, lock_name))
         if isinstance(session.progress, ConsoleProgress):
             stack.enter_context(session.progress.showing(stage.title))
         if gpu := _gpu():
@@ -210,15 +280,17 @@ def open_stage(
         stage.metrics.setdefault("peak_memory_mib", round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1))
         if gpu := _gpu():
             stage.metrics.setdefault("peak_gpu_memory_mib", round(gpu.max_memory_allocated() / 2**20, 1))
-        if metrics and leads():
+        if spec.metrics and leads():
             made = {} if stage.policy is None else {"policy": stage.policy}
-            schema.write_json(stage.outputs.metrics(name, step, agent or WHOLE_STEP), {**stage.metrics, **made})
+            storage.write_json(stage.outputs.metrics(spec.name, step, agent or WHOLE_STEP), {**stage.metrics, **made})
             if made and stage.inputs == stage.outputs:
                 stage.check_policy(step, stage.policy)
     session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")
+    for line in stage.remarks():
+        session.progress.remark(line)
 
 
-def _check_part(pipeline: Pipeline, step: int, agent: str | None, steps_from: int) -> None:
+def _check_part(pipeline: Pipeline, step: int, agent: str | None, *, steps_from: int) -> None:
     """The run has such an agent and such a step."""
     settings = pipeline.settings
     if agent is not None and agent not in settings.agents:
@@ -236,21 +308,21 @@ def _gpu() -> Any:
     return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
-def _check_read(name: str, agent: str | None, key: str) -> None:
+def _check_read(spec: StageSpec, agent: str | None, key: str) -> None:
     """An override that the stage does not read would silently do nothing."""
-    read = ["agents" if known == "agent_names" else known for known in settings_of.tracked(name, agent)]
+    read = ["agents" if known == "agent_names" else known for known in settings_of.tracked(spec.settings, agent)]
     mine = [known.removeprefix(f"agents.{agent}.") for known in read]
-    read += [known for known in mine if known.partition(".")[0] in config.INHERITED and known not in read]
+    read += [known for known in mine if known.partition(".")[0] in agents.INHERITED and known not in read]
     dotted = f"{key}."
     if key != "algorithm.recipe" and not any(dotted.startswith(f"{r}.") or f"{r}.".startswith(dotted) for r in read):
-        raise SettingsError(f"{name} does not read this setting", where=f"--set {key}", expected=", ".join(read))
+        raise SettingsError(f"{spec.name} does not read this setting", where=f"--set {key}", expected=", ".join(read))
 
 
-def _check_changes(name: str, agent: str | None, before: config.Settings, after: config.Settings) -> None:
+def _check_changes(spec: StageSpec, agent: str | None, before: run.Settings, after: run.Settings) -> None:
     """Overrides of what this agent has a value of its own for, or of another agent's, would silently do nothing."""
     changed = settings_of.dump(before) != settings_of.dump(after)
-    if changed and settings_of.reads(before, name, agent) == settings_of.reads(after, name, agent):
-        whom = f"{name} of {agent}" if agent else name
+    if changed and settings_of.reads(before, spec.settings, agent) == settings_of.reads(after, spec.settings, agent):
+        whom = f"{spec.name} of {agent}" if agent else spec.name
         raise SettingsError(f"{whom} reads nothing that this changes", where="--set", remedy="name the agent's own key")
 
 
@@ -267,7 +339,7 @@ def check_resolved(pipeline: Pipeline) -> None:
     if not path.is_file():
         raise MissingInputError("the resolved settings are missing", where=path, remedy=f"run `{command}`")
     try:
-        resolved = load_json(path)
+        resolved = settings_of.recorded(path)
     except ValueError:
         raise ArtifactError("not readable as JSON", where=path, remedy=f"run `{command}`") from None
     if resolved != settings_of.dump(pipeline.settings):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from hacpo.artifacts.storage import made_plain
 from hacpo.errors import HacpoError
 from hacpo.pipeline.orphans import die_with_parent
 from hacpo.pipeline.session import ProgressSink, Session, quiet_threads
-from hacpo.storage import made_plain
 
 Execute = Callable[[Sequence[str], Session], None]
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hacpo.config import AdapterSettings, EngineSettings, TinySettings, WarmupSettings
-from hacpo.engines.adapter import adapter_of, check_adapter, load_adapter, resolve_targets, settle_adapter
-from hacpo.engines.checkpoint import copy_model_folder, load_model, save_model
-from hacpo.engines.merging import merge_into, merged_folder
+from hacpo.artifacts.weights import base_of, policy_hash
+from hacpo.engines.models.adapter import adapter_of, check_adapter, load_adapter, resolve_targets, settle_adapter
+from hacpo.engines.models.checkpoint import copy_model_folder, load_model, save_model
+from hacpo.engines.models.merge import merge_into, merged_folder
 from hacpo.errors import ArtifactError, ModelError, SettingsError
-from hacpo.weights import base_of, policy_hash
+from hacpo.settings.agents import AdapterSettings, TinySettings, WarmupSettings
+from hacpo.settings.engine import EngineSettings
 
 FLOAT32 = EngineSettings(device="cpu")
 SETTINGS = AdapterSettings(rank=4, alpha=8)

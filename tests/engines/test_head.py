@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers import models as hf
 
-from hacpo.engines import head, logprobs
+from hacpo.engines.training import head, logprobs
 
 SHAPE = {
     "vocab_size": 61,

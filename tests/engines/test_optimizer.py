@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hacpo.config import OptimizerSettings
-from hacpo.engines import optimizer as module
-from hacpo.engines.optimizer import Optimizer, learning_rate
+from hacpo.engines.training import optimizer as module
+from hacpo.engines.training.optimizer import Optimizer, learning_rate
 from hacpo.errors import ArtifactError
+from hacpo.settings.training import OptimizerSettings
 
 
 def rates(**settings: object) -> list[float]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from conftest import PARAMS, Cli
-from hacpo.config import EngineSettings
-from hacpo.engines.refusals import Machine, check_vllm
+from hacpo.engines.vllm.refusals import Machine, check_vllm
 from hacpo.errors import ModelError
+from hacpo.settings.engine import EngineSettings
 
 QWEN3 = {
     "num_attention_heads": 16,
@@ -116,7 +116,8 @@ def test_settings_that_no_machine_can_do(project: Path, cli: Cli, engine: str, s
 def test_a_head_that_vllm_lacks_is_refused_before_the_weights_are_read(
     project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hacpo.engines import checkpoint, loading
+    from hacpo.engines import from_checkpoint as loading
+    from hacpo.engines.models import checkpoint
 
     params = Path("pipelines/small/params.yaml")
     params.write_text(PARAMS.replace("engine: {device", "engine: {name: vllm, device"))

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from conftest import SHARED, Cli, environment
-from hacpo.engines import rendering
-from hacpo.engines.chat_templates import PLAIN_TEMPLATE
-from hacpo.engines.rendering import RefusedError, Renderer
-from hacpo.engines.tiny import CHAT_TEMPLATE
+from hacpo.engines.models.tiny import CHAT_TEMPLATE
+from hacpo.tokens import renderer as rendering
+from hacpo.tokens.chat_templates import PLAIN_TEMPLATE
+from hacpo.tokens.renderer import RefusedError, Renderer
 
 TURNS = [
     {"role": "system", "content": 'Be <b>brief</b> & "exact".'},
@@ -54,7 +54,7 @@ def test_renders_what_transformers_renders(template: str, prompt: bool) -> None:
 def test_a_real_template_gives_the_prompt_of_transformers() -> None:
     from transformers import AutoTokenizer
 
-    from hacpo.engines.tokenizers import ChatTokenizer
+    from hacpo.tokens.tokenizers import ChatTokenizer
 
     folder = SHARED / "tokenizers/qwen3"
     theirs = AutoTokenizer.from_pretrained(str(folder))
@@ -118,7 +118,7 @@ LIMITED = """
 import ctypes, resource
 ctypes.CDLL(None).prctl(24, 24)  # PR_CAPBSET_DROP, CAP_SYS_RESOURCE: root's processes may raise a limit else
 resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33))
-from hacpo.engines.rendering import Renderer
+from hacpo.tokens.renderer import Renderer
 print(Renderer("{{ messages }}").render({"messages": "rendered"}))
 """
 

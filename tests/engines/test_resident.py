@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hacpo.config import EngineSettings
-from hacpo.engines.resident import Resident
+from hacpo.engines.vllm.warm_engine import Resident
 from hacpo.errors import ModelError
+from hacpo.settings.engine import EngineSettings
 
 SETTINGS = EngineSettings(name="vllm", dtype="float32")
 

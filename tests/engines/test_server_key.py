@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hacpo.engines.server_key import KeyRequired, Message
+from hacpo.engines.vllm.server_key import KeyRequired, Message
 
 KEY = [(b"authorization", b"Bearer secret")]
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT
-from hacpo import tasks
-from hacpo.config import TinySettings
-from hacpo.engines.tiny import BOX, CONTROL_TOKENS, build_model, build_tokenizer
-from hacpo.engines.warmup import Corpus, Text, backward, warm_start
+from hacpo.data import tasks
+from hacpo.engines.models.tiny import BOX, CONTROL_TOKENS, build_model, build_tokenizer
+from hacpo.engines.training.warm_start import Corpus, Text, backward, warm_start
 from hacpo.errors import SettingsError
+from hacpo.settings.agents import TinySettings
 
 ARCHITECTURES = {"characters": "qwen3", "numbers_words": "llama", "digits_words": "gpt_neox"}
 EVERY = [
@@ -286,8 +286,8 @@ def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     program = (
-        "import sys; from pathlib import Path; from hacpo.config import TinySettings; "
-        "from hacpo.engines.warmup import warm_start; "
+        "import sys; from pathlib import Path; from hacpo.settings.agents import TinySettings; "
+        "from hacpo.engines.training.warm_start import warm_start; "
         "warm_start('ada', TinySettings.model_validate_json(sys.argv[1]), 1, Path(sys.argv[2]))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT)}

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hacpo.engines.chat_templates import PLAIN_TEMPLATE, settle_chat
-from hacpo.engines.tokenizers import ChatTokenizer, load_tokenizer
 from hacpo.errors import DataError, ModelError
-from hacpo.stopping import eos_token_ids
+from hacpo.tokens.chat_templates import PLAIN_TEMPLATE, settle_chat
+from hacpo.tokens.stopping import eos_token_ids
+from hacpo.tokens.tokenizers import ChatTokenizer, load_tokenizer
 from tokenizer_kinds import KINDS, write_tokenizer
 
 NAMES = [*KINDS, "python_bytes"]

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from hacpo.config import RECIPES, AlgorithmSettings, EngineSettings, OptimizerSettings
-from hacpo.engines.checkpoint import load_model, policy_hash, save_model
-from hacpo.engines.policy import Policy
-from hacpo.engines.tokenizers import ChatTokenizer
-from hacpo.engines.trainer import Trainer
+from hacpo.algorithm.updates import UpdatePlan, plan_updates
+from hacpo.engines.models.checkpoint import load_model, policy_hash, save_model
+from hacpo.engines.training.policy import Policy
+from hacpo.engines.training.trainer import Trainer
 from hacpo.errors import ArtifactError
-from hacpo.updates import UpdatePlan, plan_updates
+from hacpo.settings.algorithm import AlgorithmSettings
+from hacpo.settings.engine import EngineSettings
+from hacpo.settings.recipes import RECIPES
+from hacpo.settings.training import OptimizerSettings
+from hacpo.tokens.tokenizers import ChatTokenizer
 
 SETTINGS = EngineSettings(device="cpu", threads=1)
 

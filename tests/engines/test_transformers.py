@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from hacpo.config import EngineSettings
-from hacpo.engines.base import SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.engines.cache import ModelCache
-from hacpo.engines.loading import Engine, open_engine
+from hacpo.engines.from_checkpoint import Engine, open_engine
+from hacpo.engines.interface import SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.errors import MissingInputError
-from hacpo.stopping import completed_at, first_stop
+from hacpo.settings.engine import EngineSettings
+from hacpo.tokens.stopping import completed_at, first_stop
 
 SETTINGS = EngineSettings(device="cpu", threads=1, batch_size=64)
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from hacpo.config import EngineSettings
-from hacpo.engines import head as head_module
-from hacpo.engines import logprobs as logprobs_module
-from hacpo.engines.base import SamplingParameters, SamplingRequest, rescored
+from hacpo.algorithm.support import Support, from_column, to_column
 from hacpo.engines.cache import ModelCache
-from hacpo.engines.head import Head, chunked_logprobs
-from hacpo.engines.loading import Engine, open_engine
-from hacpo.engines.logprobs import TokenBatch, collate, support_scores, token_logprobs
+from hacpo.engines.from_checkpoint import Engine, open_engine
+from hacpo.engines.interface import SamplingParameters, SamplingRequest, rescored
+from hacpo.engines.training import head as head_module
+from hacpo.engines.training import logprobs as logprobs_module
+from hacpo.engines.training.head import Head, chunked_logprobs
+from hacpo.engines.training.logprobs import TokenBatch, collate, support_scores, token_logprobs
 from hacpo.engines.truncation import KeptTokens, truncated
-from hacpo.support import Support, from_column, to_column
+from hacpo.settings.engine import EngineSettings
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from conftest import PARAMS, Cli
-from hacpo.config import EngineSettings
-from hacpo.engines import vllm
-from hacpo.engines.vllm import command_line, engine_arguments, environment
+from hacpo.engines.vllm import local as vllm
+from hacpo.engines.vllm.local import command_line, engine_arguments, environment
+from hacpo.settings.engine import EngineSettings
 
 
 def test_vllm_that_is_not_installed_is_one_line(project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +54,6 @@ def test_options_of_a_server_are_those_of_an_engine() -> None:
     assert options["--dtype"] == "bfloat16"
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--generation-config"] == "vllm"
-    assert options["--worker-extension-cls"] == "hacpo.engines.vllm_worker.CheckpointReload"
+    assert options["--worker-extension-cls"] == "hacpo.engines.vllm.worker_extension.CheckpointReload"
     assert options["--enforce-eager"].startswith("--")  # a switch, without a value
     assert "--max-model-len" not in words  # null: vLLM reads the model's own

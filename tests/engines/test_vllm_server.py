@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 
 from conftest import PARAMS, Cli
-from hacpo.config import EngineSettings
-from hacpo.engines import refusals, vllm_server
-from hacpo.engines.base import SamplingParameters, SamplingRequest
-from hacpo.engines.vllm_server import VllmServer
-from hacpo.errors import DataError, ModelError, SettingsError
+from hacpo.engines.interface import SamplingParameters, SamplingRequest
+from hacpo.engines.vllm import refusals
+from hacpo.engines.vllm import server as vllm_server
+from hacpo.engines.vllm.server import VllmServer
+from hacpo.engines.vllm.servers import HOSTS_VARIABLE, KEY_VARIABLE, Server, server_of, server_url
+from hacpo.errors import BusyError, DataError, ModelError, SettingsError
 from hacpo.pipeline import serving
-from hacpo.servers import KEY_VARIABLE, Server, server_of, server_url
+from hacpo.settings.engine import EngineSettings
 
 EOS = [1]
 SETTINGS = EngineSettings(name="vllm_server", batch_size=3)
@@ -250,6 +251,42 @@ def test_the_key_of_the_environment_or_of_the_file_that_the_entry_names_goes_wit
 
 
 @pytest.mark.parametrize(
+    ("url", "hosts", "key"),
+    [
+        ("https://example.com", "", None),
+        ("https://example.com", "gpu.example.org, Example.com", "secret"),
+        ("https://example.com.evil.org", "example.com", None),
+        ("HTTP://LOCALHOST:8000", "", "secret"),
+    ],
+)
+def test_the_key_of_the_environment_goes_only_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, hosts: str, key: str | None
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    monkeypatch.setenv(HOSTS_VARIABLE, hosts)
+    (tmp_path / "servers.yaml").write_text(f"ada: {url}")
+    assert server_of(tmp_path, "ada") == Server(url, key)
+
+
+def test_certificates_are_checked_however_https_is_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RFC 3986, section 3.1: schemes are case-insensitive."""
+    options: list[dict[str, Any]] = []
+
+    class NotedError(Exception):
+        pass
+
+    def note(**given: Any) -> None:
+        options.append(given)
+        raise NotedError
+
+    monkeypatch.setattr(vllm_server.httpx2, "AsyncClient", note)
+    for url in ("https://127.0.0.1:1", "HTTPS://127.0.0.1:1", "http://127.0.0.1:1"):
+        with pytest.raises(NotedError):
+            VllmServer(url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, key="secret")
+    assert [given["verify"] for given in options] == [True, True, False]
+
+
+@pytest.mark.parametrize(
     ("named", "says"),
     [
         (".keys/none", "there is no such file, so the server has ended (found .keys/none). Start `hacpo serve "),
@@ -292,6 +329,15 @@ def test_serve_issues_a_key_that_its_owner_alone_can_read_and_git_does_not_see(
         assert server_of(tmp_path, "ada") == Server("http://127.0.0.1:8000", key)
         with serving.issued_key(tmp_path, "ada", 8001) as (other, _):
             assert other != key
+        with (
+            pytest.raises(BusyError, match="another `hacpo serve` of ada has port 8000"),
+            serving.issued_key(tmp_path, "ada", 8000),
+        ):
+            pass
+        assert (tmp_path / file).read_text() == f"{key}\n"
+    with serving.issued_key(tmp_path, "ada", 8000) as (_, file):
+        (tmp_path / file).write_text("another's\n")
+    (tmp_path / file).unlink()
     assert not (tmp_path / ".keys/ada-8000").exists()
 
     monkeypatch.setenv(KEY_VARIABLE, "mine")
@@ -305,9 +351,40 @@ def test_serve_issues_a_key_that_its_owner_alone_can_read_and_git_does_not_see(
 def test_the_command_that_starts_vllm_holds_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "hunter2")
     command = serving.server_command(tmp_path, "ada", SETTINGS, "127.0.0.1", 8000)
-    assert command[command.index("--middleware") + 1] == "hacpo.engines.server_key.KeyRequired"
+    assert command[command.index("--middleware") + 1] == "hacpo.engines.vllm.server_key.KeyRequired"
     assert "hunter2" not in " ".join(command)
     assert "--middleware" not in serving.server_command(tmp_path, "ada", SETTINGS, "::1", 8000, guarded=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("/v1/models", {"data": ["ada"]}),
+        ("/v1/models", {"data": 5}),
+        ("/server_info?config_format=json", {"vllm_config": []}),
+        ("/collective_rpc", {"results": []}),
+        ("/collective_rpc", {"results": [{"longest": "many"}]}),
+    ],
+)
+def test_other_json_than_vllms_is_refused_in_one_line(stub: Stub, path: str, answer: Any) -> None:
+    stub.answers[path] = 200, answer
+    with pytest.raises(ModelError, match="answers something else than vLLM does"):
+        connect(stub)
+
+
+def test_nested_and_odd_completions_are_refused_in_one_line(stub: Stub) -> None:
+    server = connect(stub)
+    for answer in ({"choices": []}, {"choices": [{"logprobs": None, "token_ids": []}]}):
+        stub.answers[vllm_server.COMPLETIONS] = 200, answer
+        with pytest.raises(ModelError, match="answers something else than vLLM does"):
+            server.sample([SamplingRequest([5], 0)], PARAMETERS)
+
+
+def test_an_answer_is_read_no_further_than_an_answer_is_long(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "LARGEST", 1 << 20)
+    stub.answers["/v1/models"] = 200, {"data": "x" * (1 << 21)}
+    with pytest.raises(ModelError, match="answers /v1/models with more than 1 MiB"):
+        connect(stub)
 
 
 def test_responses_of_weights_that_somebody_else_loaded_do_not_count(stub: Stub) -> None:

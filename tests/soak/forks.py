@@ -117,10 +117,9 @@ class Forks:
 def _load() -> None:
     """Import whatever commands import, and compute nothing: a fork has no threads but its own."""
     import hacpo
-    import stages.cli
 
     for found in pkgutil.walk_packages(hacpo.__path__, "hacpo."):
-        if not found.name.startswith(("hacpo.engines.vllm", "hacpo.verification_worker")):
+        if not found.name.startswith(("hacpo.engines.vllm.local", "hacpo.verifying.worker")):
             importlib.import_module(found.name)
     for name in (
         *(
@@ -137,7 +136,6 @@ def _load() -> None:
     ):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    del stages
 
 
 def _serve() -> None:
@@ -219,8 +217,8 @@ def _call(program: str, arguments: list[str]) -> int:
         from dvc.cli import main
 
         return int(main(arguments))
+    from hacpo.cli import app
     from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
 
     return run_app(app, arguments)
 

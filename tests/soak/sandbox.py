@@ -69,7 +69,7 @@ class Ended:
 
 def hacpo(*words: str) -> list[str]:
     """A hacpo command."""
-    return [sys.executable, "-m", "stages.cli", *words]
+    return [sys.executable, "-m", "hacpo.cli", *words]
 
 
 def dvc(*words: str) -> list[str]:
@@ -217,7 +217,8 @@ def _make_models(folder: Path) -> None:
     """A warm-started model folder, right now and then, so that rewards are not all alike."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from hacpo.config import TinySettings, WarmupSettings; from hacpo.engines.warmup import warm_start\n"
+        "from hacpo.settings.agents import TinySettings, WarmupSettings\n"
+        "from hacpo.engines.training.warm_start import warm_start\n"
         "warmup = WarmupSettings(steps=300, batch_size=32, learning_rate=4e-3, drills=0.2)\n"
         "shape = dict(layers=1, hidden=48, heads=2, initializer_range=0.1)\n"
         "tiny = TinySettings(architecture='qwen3', vocabulary='characters', warmup=warmup, **shape)\n"

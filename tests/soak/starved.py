@@ -74,8 +74,8 @@ def make_project(folder: Path, params: str) -> Path:
 
 def make_model(folder: Path) -> None:
     """The model folder that agents start from."""
-    from hacpo.config import TinySettings, WarmupSettings
-    from hacpo.engines.warmup import warm_start
+    from hacpo.engines.training.warm_start import warm_start
+    from hacpo.settings.agents import TinySettings, WarmupSettings
 
     settings = TinySettings(
         architecture="qwen3", layers=1, hidden=16, heads=2, vocabulary="characters", warmup=WarmupSettings(steps=40)

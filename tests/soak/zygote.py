@@ -27,11 +27,22 @@ FORKED_STAGES = "HACPO_SOAK_FORKED_STAGES"
 """Environment variable: whether the stages that a forked DVC starts are forks too."""
 NO_FLOCK = "HACPO_SOAK_NO_FLOCK"
 """Environment variable: whether flock does nothing in a fork. In a new interpreter `lockless` sees to it."""
-_MODULES = {"stages.cli": "hacpo", "dvc": "dvc"}
+_MODULES = {"hacpo.cli": "hacpo", "dvc": "dvc"}
 """`python -m` of what is done without a new interpreter."""
 _LOADED = (
-    *("stages.cli", "hacpo.pipeline.driver", "hacpo.pipeline.bookkeeping", "hacpo.audit.walk", "hacpo.report.page"),
-    *("hacpo.engines.cache", "hacpo.engines.trainer", "hacpo.engines.transformers", "hacpo.engines.warmup"),
+    *(
+        "hacpo.cli",
+        "hacpo.pipeline.driver",
+        "hacpo.pipeline.bookkeeping",
+        "hacpo.tools.audit.walk",
+        "hacpo.tools.report.page",
+    ),
+    *(
+        "hacpo.engines.cache",
+        "hacpo.engines.training.trainer",
+        "hacpo.engines.transformers",
+        "hacpo.engines.training.warm_start",
+    ),
     *("dvc.cli", "dvc.repo", "dvc.commands.repro", "dvc.commands.status", "dvc.stage.cache", "dvc_data.index"),
     *("dvc_data.hashfile.db.local", "diskcache", "sqlite3", "polars", "pyarrow.parquet", "torch", "safetensors.torch"),
     *(
@@ -208,8 +219,8 @@ def _call(name: str, arguments: list[str]) -> int:
 
 
 def _hacpo(arguments: list[str]) -> int:
+    from hacpo.cli import app
     from hacpo.pipeline.command_line import run_app
-    from stages.cli import app
 
     return run_app(app, arguments)
 

@@ -1,0 +1,126 @@
+"""What a program may do with runs: start one, read its tables, audit it. `import hacpo` has these names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.parquet import read_metadata
+from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.tables import PROBLEMS, TABLES, Table
+from hacpo.errors import MissingInputError
+from hacpo.pipeline.project import Pipeline
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from hacpo.tools.audit.walk import Audit
+
+ENTRY = "hacpo.cli:execute"
+"""What turns a stage's command into its work in a worker process."""
+
+
+class RunTables(Mapping[str, "pl.DataFrame"]):
+    """The tables of a run by name (docs/artifacts.md), each read and checked when it is asked for.
+
+    A frame holds every step and agent there is, with `step` and `agent` (or `learner`) in front where rows do not say
+    them themselves. `problems` are those of all sets, with `set`.
+    """
+
+    def __init__(self, files: RunFiles) -> None:
+        self.files = files
+
+    def __repr__(self) -> str:
+        return f"<tables of the run {self.files.name}: {', '.join(self)}>"
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, table in TABLES.items() if any(True for _ in self._parts(table)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __getitem__(self, name: str) -> pl.DataFrame:
+        import polars as pl
+
+        parts = list(self._parts(TABLES[name]))
+        if not parts:
+            raise KeyError(name)
+        return pl.concat(
+            [self._frame(TABLES[name], path, said).select(pl.all()) for path, said in parts], how="vertical"
+        )
+
+    def _frame(self, table: Table, path: Path, said: Mapping[str, int | str]) -> pl.DataFrame:
+        import polars as pl
+
+        from hacpo.artifacts.parquet import read_table
+
+        step, agent = said.get("step"), said.get(table.per, "")
+        partition = table.partition(None if step is None else int(step), str(agent))
+        frame = pl.from_arrow(read_table(path, table, run=self.files.name, partition=partition))
+        assert isinstance(frame, pl.DataFrame)
+        return frame.select(
+            *(pl.lit(value).alias(key) for key, value in said.items() if key not in frame.columns), pl.all()
+        )
+
+    def _parts(self, table: Table) -> Iterator[tuple[Path, dict[str, int | str]]]:
+        """Every part of a table that is there, with what its place says of it."""
+        root = self.files.layout.root
+        if table == PROBLEMS:
+            for path in sorted((root / table.folder).rglob("*.parquet")):
+                yield path, {"set": path.relative_to(root / table.folder).with_suffix("").as_posix()}
+        elif table.per == "run":
+            if (root / table.path()).is_file():
+                yield root / table.path(), {}
+        else:
+            levels = "step=*" if table.per == "step" else f"step=*/{table.per}=*"
+            for folder in sorted((root / table.folder).glob(levels)):
+                named = dict(part.split("=", 1) for part in folder.relative_to(root / table.folder).parts)
+                if (path := folder / table.file).exists():
+                    yield path, {key: int(value) if key == "step" else value for key, value in named.items()}
+
+
+def read_run(path: str | Path) -> RunTables:
+    """The tables of a run as Polars frames: `read_run("artifacts/smoke")["rollouts"]`.
+
+    Args:
+        path: the run's artifacts, or its pipeline folder.
+
+    Raises:
+        MissingInputError: there is no run.
+        SettingsError: the pipeline folder is not usable.
+    """
+    folder = Path(path)
+    if (folder / "params.yaml").is_file():
+        opened = Pipeline.open(folder)
+        return RunTables(RunFiles(opened.run, opened.layout))
+    layout = Layout(folder)
+    if not layout.schedule.is_file():
+        raise MissingInputError("holds no run's tables", where=folder, expected="artifacts/<run> or pipelines/<run>")
+    return RunTables(RunFiles(read_metadata(layout.schedule)["run"], layout))
+
+
+def run(pipeline: str | Path, *, jobs: int | None = None, until: int | None = None, remake: bool = False) -> RunTables:
+    """Do everything of a run that is not done, as `hacpo run` does, and return its tables.
+
+    Args:
+        jobs: agents that work side by side; None: as many as the machine has room for.
+        until: stop after this step.
+        remake: train finished steps again where what they depend on has changed.
+
+    Raises:
+        HacpoError: see `hacpo.errors`; what is finished is kept.
+    """
+    from hacpo.pipeline.driver import run_pipeline
+
+    opened = Pipeline.open(Path(pipeline))
+    run_pipeline(opened, ENTRY, jobs=jobs, until=until, remake=remake)
+    return RunTables(RunFiles(opened.run, opened.layout))
+
+
+def audit(pipeline: str | Path, *, deep: bool = False) -> Audit:
+    """Check every invariant of a run on its files, as `hacpo audit` does; `findings` is empty where all hold."""
+    from hacpo.tools.audit.walk import audit as audit_run
+
+    return audit_run(Pipeline.open(Path(pipeline)), texts=None, deep=deep, first=None, last=None, entry=ENTRY)

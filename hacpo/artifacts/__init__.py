@@ -1,0 +1,1 @@
+"""Files: the tables' columns, where they lie, and how they are read and written whole."""

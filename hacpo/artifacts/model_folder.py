@@ -1,0 +1,212 @@
+"""Which files make a model folder, and which of them are taken: the folder is a stranger's input.
+
+Weights, config, tokenizer, templates and licences, by name: nothing else is read, linked or copied. A file may be a
+link within its folder, or into the `blobs` of the hub's cache that the folder lies in; a link elsewhere could hand
+anybody's file on to whoever gets the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.weights import WEIGHT_SUFFIXES, holds_adapter
+from hacpo.errors import ModelError
+
+MODEL_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "vocab.bpe",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "*.tiktoken",
+    "tekken.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "*processor_config.json",
+    "adapter_config.json",
+    "adapter_base.json",
+    "README.md",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "COPYING*",
+    "USE_POLICY*",
+)
+"""Patterns of the names of a model's files."""
+
+
+CHAT_TEMPLATES = "additional_chat_templates"
+"""Folder of a model folder for templates under other names; never taken along."""
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file of this name may belong to a model folder: weights in safetensors, and what is read beside them.
+
+    Weights in formats that can hold code (pickles), scripts and anything unknown are none.
+    """
+    if name.startswith(".") or (Path(name).suffix in WEIGHT_SUFFIXES and not name.endswith(".safetensors")):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in MODEL_FILES)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The model's files in a folder, by name.
+
+    Raises:
+        ModelError: one of them is a link that leaves the folder, or leads nowhere; or the folder holds an adapter.
+    """
+    if holds_adapter(folder):
+        raise ModelError("holds an adapter, not a model alone", where=folder, remedy="merge the two first")
+    files = [path for path in sorted(folder.iterdir()) if is_model_file(path.name) and not path.is_dir()]
+    roots = _roots(folder)
+    templates = folder / CHAT_TEMPLATES  # transformers reads what is in there, too
+    files_read = [*files, *([templates] if templates.is_symlink() else []), *sorted(templates.glob("*.jinja"))]
+    for file in files_read:
+        real = Path(os.path.realpath(file))  # `resolve` raises for links in a circle
+        is_there = real.is_file() or file == templates
+        if not is_there or not any(real.is_relative_to(root) for root in roots):
+            raise ModelError(
+                "is no file of this model folder",
+                where=file,
+                found=f"a link to {file.readlink()}" if file.is_symlink() else "no regular file",
+                remedy="put a copy in its place if it belongs to the model, else remove it",
+            )
+    return files
+
+
+_OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
+
+
+def is_cached(file: Path) -> bool:
+    """Whether a link leads to an object of DVC's cache, by the name that DVC gives one."""
+    return file.is_file() and _OBJECT.search(file.resolve().as_posix()) is not None
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Refuse a checkpoint with a link, or a pipe or device, in it or on the last two levels of the way to it.
+
+    hacpo makes none, and DVC makes only such as lead to objects of its cache (`cache.type symlink`). In a run that was
+    handed over, another link would put anybody's file into the next checkpoint, and into what is exported of it.
+
+    Raises:
+        ModelError: it has one.
+    """
+    inside = [Path(at) / name for at, folders, files in os.walk(folder) for name in (*folders, *files)]
+    for path in (folder.parent, folder, *sorted(inside)):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or is_cached(path)):
+            raise ModelError(
+                "is no file of this checkpoint",
+                where=path,
+                found=f"a link to {path.readlink()}" if stat.S_ISLNK(mode) else "no regular file",
+                remedy="put a copy in its place if it belongs to the model, else remove it",
+            )
+
+
+def indexed_weights(folder: Path) -> list[str]:
+    """The weights files that the index of a folder names, there or not; none without an index.
+
+    Raises:
+        ModelError: the index is damaged, or names a file elsewhere, which transformers would take for the model's own.
+    """
+    names: set[str] = set()
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        weight_map = read_mapping(index).get("weight_map")
+        files = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
+        for file in files:
+            if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+                raise ModelError("names no weights file of this folder", where=index, found=repr(file)[:80])
+            names.add(file)
+    return sorted(names)
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Where a model folder's files may really lie: in it, or beside the snapshot of the hub's cache that it is
+    (`models--<owner>--<name>/snapshots/<commit>`, whose files are links to `../../blobs`)."""
+    whole = folder.resolve()
+    cached = whole.parent.name == "snapshots" and whole.parents[1].name.startswith("models--")
+    return [whole, whole.parents[1] / "blobs"] if cached else [whole]
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The content of a model folder's JSON file; empty if there is none.
+
+    Raises:
+        ModelError: it holds no mapping.
+    """
+    try:
+        content = load_json(file) if file.is_file() else {}
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ModelError("is no JSON mapping", where=file)
+    return content
+
+
+_MOST_LAYERS, _MOST_SIZE = 1000, 1 << 24
+_LAYERS = re.compile(r"(num_|n_)?(\w*_)?layers?|num_\w*experts")
+_SIZES = re.compile(r"\w*(_size|_dim|_heads|n_embd|n_inner|n_head|_rank)|d_\w+")
+
+
+def check_config(folder: Path, called: Path | None = None) -> None:
+    """Refuse a config.json that would cost memory or time without end, or have code fetched.
+
+    transformers makes every layer and every buffer that a config asks for before it looks at the weights, and fetches
+    an attention kernel from the hub where `attn_implementation` names a repository.
+
+    Args:
+        called: what messages name instead of `folder`.
+
+    Raises:
+        ModelError: it is such a one.
+    """
+    where = (called or folder) / "config.json"
+    try:
+        parts: list[Any] = [read_mapping(folder / "config.json")]
+    except ModelError:
+        return  # transformers says what is wrong with it
+    while parts:
+        part = parts.pop()
+        for key, value in part.items() if isinstance(part, dict) else ((None, one) for one in part):
+            if key is not None and "attn_implementation" in key:
+                for named in value.values() if isinstance(value, dict) else [value]:  # one for each part of a model
+                    if not (named is None or (isinstance(named, str) and named.replace("_", "").isalnum())):
+                        raise ModelError(
+                            f"{key} names code that is not in transformers", where=where, found=repr(named)[:80]
+                        )
+            elif isinstance(value, dict | list):
+                parts.append(value)
+            elif key is not None and isinstance(value, int | float):
+                most = _MOST_LAYERS if _LAYERS.fullmatch(key) else _MOST_SIZE if _SIZES.fullmatch(key) else None
+                if most is not None and not value <= most:
+                    raise ModelError(f"{key} is out of bounds", where=where, expected=f"at most {most}", found=value)
+
+
+def copy_file(file: Path, target: Path) -> None:
+    """Copy a file with its permissions: what only its owner may read stays so. Its owner may write the copy, also of a
+    file that DVC has write-protected."""
+    shutil.copyfile(file, target)
+    target.chmod(stat.S_IMODE(file.stat().st_mode) | stat.S_IWUSR)
+
+
+def why_unloadable(error: BaseException) -> str:
+    """What to say of an error that transformers raised over a model folder, in one line."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return "it brings code of its own (auto_map), which is never run, for an architecture that is unknown here"
+    return (text.splitlines() or [type(error).__name__])[0][:160]

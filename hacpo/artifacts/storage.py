@@ -1,0 +1,187 @@
+"""What a disk, or the system before it, refuses: one error for it, whichever library met it and whatever became of it.
+
+Python and Arrow raise OSError; safetensors and tokenizers put the system's number into a text of their own; SQLite has
+codes. Readers take what they meet for a damaged file, so what an error came from counts as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hacpo.artifacts.durability import make_folders, put_in_place
+from hacpo.errors import HacpoError, StorageError
+
+_ROOM, _WRITABLE = "make room", "fix the permissions"
+_REMEDIES = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "allow larger files (`ulimit -f`)",
+    errno.EROFS: "make the disk writable",
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EIO: "look after the disk (the system's log says more)",
+    errno.EMFILE: "allow more open files (`ulimit -n`)",
+    errno.ENFILE: "allow more open files (of the whole system)",
+}
+MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+"""What no content of a file explains."""
+_OF_RUST = re.compile(r"\(os error (\d+)\)")
+_OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What was refused.
+
+    Attributes:
+        number: the system's; None if it is not known.
+        reason: in words.
+        path: which file, where the error says it.
+    """
+
+    number: int | None
+    reason: str
+    path: str | None = None
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return f"{_REMEDIES.get(self.number or 0, 'make room or fix the permissions')}, then repeat the command"
+
+
+def refusal(error: BaseException) -> Refusal | None:
+    """What the system refused where this error was raised, or one that it came from; None if that was not it."""
+    return next((found for one in _origins(error) if (found := _refusal(one)) is not None), None)
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that it was raised for or from: `from None` hides the latter, but does not forget them."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def _refusal(error: BaseException) -> Refusal | None:
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
+        return Refusal(error.errno, os.strerror(error.errno).lower(), str(names[-1]) if names else None)
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", None)
+        number = None if code is None else _OF_SQLITE.get(code & 0xFF)
+        if number is not None or code == sqlite3.SQLITE_CANTOPEN:
+            reason = os.strerror(number).lower() if number else str(error)
+            return Refusal(number, reason, "a database of DVC")
+    if isinstance(error, Exception) and not isinstance(error, HacpoError):
+        found = _OF_RUST.search(str(error))
+        if found is not None and int(found[1]) in _REMEDIES:
+            return Refusal(int(found[1]), os.strerror(int(found[1])).lower())
+    return None
+
+
+def refused(path: Path, reason: str | BaseException) -> StorageError:
+    """The error for a write that the disk refused: by its word for it, or by the error that it raised."""
+    found = None if isinstance(reason, str) else refusal(reason)
+    if found is None:
+        text = str(reason)
+        found = next((Refusal(number, text) for number in _REMEDIES if os.strerror(number).lower() == text), None)
+        found = found or Refusal(None, text)
+    return StorageError(
+        f"cannot be written: {found.reason}",
+        where=path,
+        remedy=f"nothing was changed; {found.remedy}",
+        reason=found.reason,
+    )
+
+
+def made_plain(error: Exception) -> HacpoError | None:
+    """The error that a user is told: one of ours as it is, unless the machine is why it was raised; None if nobody
+    foresaw it."""
+    if isinstance(error, StorageError):
+        return error
+    found = refusal(error)
+    ours = error if isinstance(error, HacpoError) else None
+    if found is None or (ours is not None and found.number not in MACHINES):
+        return ours
+    where = found.path or getattr(error, "where", None) or "a file"
+    return StorageError(f"the system refuses it: {found.reason}", where=where, remedy=found.remedy, reason=found.reason)
+
+
+@contextlib.contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary sibling to write to (a file, or a folder that the caller makes), flushed to the disk and renamed to
+    `path` when the block ends (`hacpo.artifacts.durability`).
+
+    If the block raises, the sibling is removed and `path` stays as it was. Siblings that a killed process left are
+    removed.
+
+    Raises:
+        StorageError: the disk is full or refuses the write.
+    """
+    scratch = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    retired = scratch.with_name(f"{scratch.name}-old")
+    try:
+        make_folders(path.parent)
+        for stale in path.parent.glob(f".{path.name}.tmp-*"):
+            remove(stale)
+        yield scratch
+        put_in_place(scratch, path, retired)
+    except StorageError as error:  # of a write inside this one: name what the user knows
+        _undo(path, scratch, retired)
+        raise refused(path, error.reason) from None
+    except HacpoError:
+        _undo(path, scratch, retired)
+        raise
+    except Exception as error:
+        _undo(path, scratch, retired)
+        if refusal(error) is None and not _is_arrows(error):
+            raise
+        raise refused(path, error) from None
+    except BaseException:
+        _undo(path, scratch, retired)
+        raise
+    else:
+        remove(retired)
+
+
+def _is_arrows(error: Exception) -> bool:
+    """Arrow forgets the system's number when a file cannot be closed."""
+    return isinstance(error, OSError) and error.errno is None
+
+
+def _undo(path: Path, scratch: Path, retired: Path) -> None:
+    """Put back what was to be replaced, and remove what was being written. Where the disk refuses this too, the next
+    try removes it."""
+    with contextlib.suppress(OSError):
+        if retired.exists():
+            if path.exists():  # in place, but not on the disk
+                path.rename(scratch)
+            retired.rename(path)
+    with contextlib.suppress(OSError):
+        remove(scratch)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON with sorted keys, atomically."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    with atomic(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")

@@ -1,0 +1,304 @@
+"""The artifact contract: what a run consists of, where each part lies, and one Arrow schema per table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+
+_LOGPROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+
+SUPPORT = pa.list_(pa.field("element", _IDS, nullable=False))
+"""One list of kept token ids per token of a response (`hacpo.algorithm.support`)."""
+
+_WINDOW = pa.list_(pa.field("element", pa.float64(), nullable=False))
+
+_WINDOW_OF_LISTS = pa.list_(pa.field("element", _WINDOW, nullable=False))
+
+
+def _columns(**types: pa.DataType | tuple[pa.DataType, None]) -> pa.Schema:
+    """A schema in the given order; a `(type, None)` column may be null."""
+    return pa.schema(
+        [
+            pa.field(name, kind[0] if isinstance(kind, tuple) else kind, nullable=isinstance(kind, tuple))
+            for name, kind in types.items()
+        ]
+    )
+
+
+def step_dir(step: int) -> str:
+    """`step=0007`: zero-padded, so that names sort by step."""
+    return f"step={step:04d}"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One kind of output of a run, and where it lies below the run's root, `artifacts/<run>`.
+
+    Attributes:
+        name: of the kind.
+        folder: below the run's root.
+        per: what has one of its own: the run, each step, or each agent (as an agent, or as a learner) in each step.
+        file: its name in that folder; empty where the folder is the output.
+    """
+
+    name: str
+    folder: str
+    per: Literal["run", "step", "agent", "learner"]
+    file: str = ""
+
+    def within(self, step: str = "", agent: str = "") -> str:
+        """Its folder, of one step (as `step_dir` spells it) and agent where these are given: all of them else."""
+        if self.per == "run":
+            return self.folder
+        parts = [self.folder, step, f"{self.per}={agent}" if agent and self.per != "step" else ""]
+        return "/".join(part for part in parts if part)
+
+    def path(self, step: str = "", agent: str = "") -> str:
+        """The file or folder itself: `rollouts/step=0007/agent=ada`."""
+        return "/".join(part for part in (self.within(step, agent), self.file) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Artifact):
+    """An artifact of rows: its columns and key.
+
+    Attributes:
+        kind: what `hacpo.schema` calls it; several tables may be of one kind.
+        added: columns that tables made before may lack; they are null there.
+        filled: whether a whole table has at least one row.
+    """
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    kind: str = ""
+    version: int = 1
+    added: tuple[str, ...] = ()
+    filled: bool = False
+
+    def partition(self, step: int | None, agent: str = "") -> str:
+        """What `hacpo.partition` says in a file of it: `step=0007/agent=ada`; empty where the run has one alone."""
+        if self.per == "run" or step is None:
+            return ""
+        return "/".join([step_dir(step), *([f"{self.per}={agent}"] if self.per != "step" else [])])
+
+    @property
+    def identity(self) -> str:
+        """What `hacpo.schema` says, for example `rollouts/1`."""
+        return f"{self.kind or self.name}/{self.version}"
+
+
+SETTINGS = Artifact("settings", "", "run", "settings.json")
+DATA = Artifact("data", "data", "run")
+CHECKPOINT = Artifact("checkpoint", "checkpoints", "agent")
+METRICS = Artifact("metrics", "metrics", "run")
+REPORT = Artifact("report", "report", "run", "index.html")
+CURVES = Artifact("curves", "report", "run", "curves.csv")
+HEADLINES = Artifact("headlines", "report", "run", "metrics.json")
+PROBLEMS = Table(
+    "problems",
+    "data",
+    "run",
+    schema=_columns(
+        problem_id=pa.string(),
+        problem=pa.string(),
+        answer=pa.string(),
+        solution=(pa.string(), None),
+        subject=(pa.string(), None),
+        level=(pa.int32(), None),
+        source=pa.string(),
+    ),
+    key=("problem_id",),
+    filled=True,
+)
+
+SCHEDULE = Table(
+    "schedule",
+    "",
+    "run",
+    "schedule.parquet",
+    schema=_columns(
+        step=pa.int32(), position=pa.int32(), problem_id=pa.string(), problem=pa.string(), answer=pa.string()
+    ),
+    key=("step", "position"),
+    filled=True,
+)
+
+PROMPTS = replace(SCHEDULE, name="prompts", folder="prompts", per="step", file="", kind="schedule")
+"""The schedule's rows of one step."""
+ROLLOUTS = Table(
+    "rollouts",
+    "rollouts",
+    "agent",
+    schema=_columns(
+        rollout_id=pa.string(),
+        step=pa.int32(),
+        agent=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+        prompt_token_ids=_IDS,
+        token_ids=_IDS,
+        text=pa.string(),
+        finish_reason=pa.string(),
+        sampler_logprobs=_LOGPROBS,
+        logprobs=_LOGPROBS,
+        policy=pa.string(),
+        stop_string=(pa.string(), None),
+        support=(SUPPORT, None),
+        support_logprob=(_LOGPROBS, None),
+    ),
+    key=("rollout_id",),
+    added=("support", "support_logprob"),
+)
+
+VERDICTS = Table(
+    "verdicts",
+    "verdicts",
+    "agent",
+    schema=_columns(
+        rollout_id=pa.string(),
+        reward=pa.float32(),
+        verdict=pa.string(),
+        extracted=(pa.string(), None),
+        answer=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+        message=(pa.string(), None),
+    ),
+    key=("rollout_id",),
+)
+
+SIDE_ROLLOUTS = replace(ROLLOUTS, name="side_rollouts", folder="side_rollouts")
+
+SIDE_VERDICTS = replace(VERDICTS, name="side_verdicts", folder="side_verdicts")
+
+CAPABILITY = Table(
+    "capability",
+    "capability",
+    "step",
+    "capability.parquet",
+    schema=_columns(
+        agent=pa.string(),
+        accuracy=pa.float64(),
+        window=_WINDOW,
+        capability=pa.float64(),
+        accuracy_all=pa.float64(),
+        window_all=_WINDOW,
+        window_covariance=_WINDOW_OF_LISTS,
+        standard_error=(pa.float64(), None),
+        oracle=(pa.float64(), None),
+    ),
+    key=("agent",),
+    filled=True,
+)
+
+POOL = Table(
+    "pool",
+    "pool",
+    "learner",
+    schema=_columns(
+        rollout_id=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+        source=pa.string(),
+        is_self=pa.bool_(),
+        reward=pa.float32(),
+        prompt_token_ids=_IDS,
+        token_ids=_IDS,
+        source_logprob=pa.float64(),
+        source_tokens=pa.int32(),
+        learner_tokens=pa.int32(),
+        text_bytes=pa.int32(),
+        status=pa.string(),
+        roundtrip=pa.bool_(),
+        as_sampled=pa.bool_(),
+        source_terminal=(pa.int32(), None),
+        learner_terminal=(pa.int32(), None),
+        support=(SUPPORT, None),
+    ),
+    key=("rollout_id",),
+    added=("support",),
+)
+
+ADVANTAGES = Table(
+    "advantages",
+    "advantages",
+    "learner",
+    schema=_columns(
+        rollout_id=pa.string(),
+        problem_id=pa.string(),
+        source=pa.string(),
+        is_self=pa.bool_(),
+        reward=pa.float32(),
+        baseline=pa.float64(),
+        sigma=pa.float64(),
+        advantage=pa.float64(),
+        omega=pa.float64(),
+        effective_advantage=pa.float64(),
+        uniform=pa.bool_(),
+        guarded=pa.bool_(),
+    ),
+    key=("rollout_id",),
+)
+
+TRACE = Table(
+    "trace",
+    "updates",
+    "agent",
+    "trace.parquet",
+    schema=_columns(
+        rollout_id=pa.string(),
+        source=pa.string(),
+        is_self=pa.bool_(),
+        update=pa.int32(),
+        learner_logprob=pa.float64(),
+        source_logprob=pa.float64(),
+        ratio=pa.float64(),
+        lower=pa.float64(),
+        upper=pa.float64(),
+        clipped=pa.bool_(),
+        is_weight=pa.float64(),
+        objective=pa.float64(),
+        sampler_weight=pa.float64(),
+    ),
+    key=("rollout_id", "update"),
+)
+
+EVALUATIONS = Table(
+    "evaluations",
+    "evaluations",
+    "agent",
+    schema=_columns(
+        benchmark=pa.string(),
+        problem_id=pa.string(),
+        sample=pa.int16(),
+        text=pa.string(),
+        token_count=pa.int32(),
+        finish_reason=pa.string(),
+        reward=pa.float32(),
+        verdict=pa.string(),
+        extracted=(pa.string(), None),
+        message=(pa.string(), None),
+    ),
+    key=("benchmark", "problem_id", "sample"),
+)
+
+TABLES = {
+    table.name: table
+    for table in (
+        PROBLEMS,
+        SCHEDULE,
+        ROLLOUTS,
+        VERDICTS,
+        SIDE_ROLLOUTS,
+        SIDE_VERDICTS,
+        CAPABILITY,
+        POOL,
+        ADVANTAGES,
+        TRACE,
+        EVALUATIONS,
+    )
+}

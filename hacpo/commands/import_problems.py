@@ -1,0 +1,239 @@
+"""import: problems from the Hugging Face hub or from a local file, as data/<set>/<split>.parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hacpo.errors import harmless
+from hacpo.pipeline.command_line import main_of
+
+if TYPE_CHECKING:
+    from hacpo.data.importing.columns import Problem
+    from hacpo.data.importing.known import KnownSet
+
+_SHOWN = 20
+"""Lines of one finding; the rest is counted."""
+
+
+def import_problems(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="math, gsm8k, math500, aime2025, amc2023, minerva or olympiadbench; any name of yours with --from."
+        ),
+    ],
+    file: Annotated[
+        Path | None, typer.Option("--from", help="A local Parquet, JSONL, JSON, CSV or TSV file instead of the hub.")
+    ] = None,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="Which column is what: problem=question,answer=final (default: guessed by name)."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Only this split; with --from, what the file is (default: train).")
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option("--revision", help="Another branch, tag or commit of the hub's dataset than the pinned."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write to (default: data/NAME).")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse answers that cannot be verified.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there and differ.")] = False,
+) -> None:
+    """Import a problem set: check it, write it, and say how to use it."""
+    from hacpo.data.importing.columns import parse_map
+    from hacpo.data.importing.known import KNOWN
+    from hacpo.errors import SettingsError
+    from hacpo.settings.base import NAME
+
+    for word in (name, *([split] if split else [])):
+        if not NAME.fullmatch(word):
+            raise SettingsError(f"{word!r} cannot be a name", expected="letters, digits, '-' and '_'")
+    folder = out or Path("data") / name
+    if file is not None:
+        if revision is not None:
+            raise SettingsError("--revision belongs to the hub, not to --from")
+        chosen = split or "train"
+        problems = {chosen: _from_file(name, chosen, file, parse_map(mapping or []))}
+    else:
+        if name not in KNOWN:
+            raise SettingsError(
+                f"no set {name!r} is known", expected=", ".join(KNOWN), remedy="import a file of yours with --from FILE"
+            )
+        if mapping:
+            raise SettingsError("--map belongs to --from: the columns of this set are known")
+        problems = _from_hub(name, KNOWN[name], split, revision)
+    beside = _problem_files(folder.parent, [folder / f"{chosen}.parquet" for chosen in problems])
+    for chosen, rows in problems.items():
+        together = {
+            f"{name}/{other}": [(row.problem_id, row.problem) for row in those]
+            for other, those in problems.items()
+            if other != chosen
+        }
+        _check(f"{name}/{chosen}", rows, together | beside, strict=strict)
+    for chosen, rows in problems.items():
+        _write(f"{name}/{chosen}", rows, folder / f"{chosen}.parquet", force=force)
+    _print_usage(name, folder, list(problems))
+
+
+# --- reading
+# -----------------------------------------------------------------------------------------------------------
+
+
+def _from_file(name: str, split: str, file: Path, given: dict[str, str]) -> list[Problem]:
+    from hacpo.data.importing.columns import choose_columns, convert
+    from hacpo.data.importing.formats import read_rows
+
+    rows = read_rows(file)
+    columns = choose_columns(rows, given, file)
+    print(f"{name}/{split}: {len(rows):,} rows of {harmless(str(file))}")
+    _line("columns", ", ".join(f"{target} from {column}" for target, column in columns.items()))
+    if "answer" not in columns:
+        _line("", r"the answer is what the solution ends with: its last \boxed{}, or what follows ####")
+    sources = [f"{file.name}#{number}" for number in range(len(rows))]
+    return convert(rows, columns, name=f"{name}/{split}", sources=sources)
+
+
+def _from_hub(name: str, known: KnownSet, split: str | None, revision: str | None) -> dict[str, list[Problem]]:
+    from hacpo.data.importing.columns import choose_columns, convert
+    from hacpo.data.importing.formats import read_rows
+    from hacpo.errors import SettingsError
+    from hacpo.hub import download, find_dataset
+
+    if split is not None and split not in known.files:
+        raise SettingsError(f"{name} has no split {split!r}", expected=" or ".join(known.files))
+    dataset = find_dataset(known.repository, revision or known.revision)
+    print(f"{name}: {dataset.repository} on the hub, commit {dataset.commit}")
+    _line("licence", f"the dataset card states {dataset.licence or 'none'}; {known.terms}")
+    problems = {}
+    for chosen in [split] if split else known.files:
+        rows, sources = [], []
+        for part in known.files[chosen]:
+            piece = read_rows(download(dataset, part))
+            rows += piece
+            sources += [f"{dataset.uri(part)}#{number}" for number in range(len(piece))]
+        given = {target: known.columns.get(target, "") for target in ("problem_id", "source", *_TARGETS)}
+        problems[chosen] = convert(
+            rows,
+            choose_columns(rows, given, dataset.uri(known.files[chosen][0])),
+            name=f"{name}/{chosen}",
+            sources=sources,
+            name_row=known.name_row,
+            answers=known.answers,
+        )
+        if len(rows) != known.problems[chosen]:
+            _line("warning", f"{name}/{chosen} has {len(rows):,} problems, expected {known.problems[chosen]:,}")
+    return problems
+
+
+_TARGETS = ("problem", "answer", "solution", "subject", "level")
+
+
+# --- checking
+# ----------------------------------------------------------------------------------------------------------
+
+
+def _check(
+    name: str, problems: list[Problem], others: Mapping[str, Sequence[tuple[str, str]]], *, strict: bool
+) -> None:
+    from hacpo.data.importing import problem_checks as checks
+    from hacpo.errors import DataError
+    from hacpo.pipeline.session import ConsoleProgress
+    from hacpo.settings.verification import VerificationSettings
+
+    print(f"{name}: {len(problems):,} problems")
+    checks.refuse_unusable(problems, name)
+    _line("ids", "all different")
+    same = checks.same_texts(problems)
+    _line("texts", f"{len(same):,} occur more than once" if same else "all different")
+    _listed([" = ".join(group) for group in same])
+    progress = ConsoleProgress()
+    with progress.showing(f"answers of {name}"):
+        doubts = checks.doubtful_answers(
+            problems, VerificationSettings(workers=2), lambda done, total: progress.report("", done, total, {})
+        )
+    _line("answers", f"{len(doubts):,} cannot be verified" if doubts else "each can be verified")
+    _listed([f"{doubt.problem_id} {doubt.answer[:60]!r}: {doubt.reason}" for doubt in doubts])
+    if doubts and strict:
+        raise DataError(
+            f"{len(doubts)} answers cannot be verified",
+            where=name,
+            found=f"first: {doubts[0].problem_id}",
+            remedy="mend or remove them, or leave --strict out to keep them",
+        )
+    found = checks.overlaps(problems, others)
+    _line("overlap", f"{len(found)} of {len(others)} other sets share problems" if found else _no_overlap(others))
+    _listed([f"{len(one.pairs):,} with {one.other}, first {' = '.join(one.pairs[0])}" for one in found])
+    for column in ("subject", "level"):
+        counted = checks.counts(getattr(row, column) for row in problems)
+        if set(counted) != {"none"}:
+            _line(column, ", ".join(f"{value} {count:,}" for value, count in list(counted.items())[:_SHOWN]))
+
+
+def _no_overlap(others: Collection[str]) -> str:
+    return f"none with the {len(others)} other sets" if others else "no other set beside it to compare with"
+
+
+def _problem_files(data: Path, written: Collection[Path]) -> dict[str, list[tuple[str, str]]]:
+    """The texts of all problem files `data/*/*.parquet` but those that are about to be written."""
+    from hacpo.data.importing.problem_checks import texts_of
+
+    files = sorted(file for file in data.glob("*/*.parquet") if file not in written)
+    return {str(file): texts for file in files if (texts := texts_of(file)) is not None}
+
+
+def _line(label: str, text: str) -> None:
+    print(f"  {label:<9} {harmless(text)}")
+
+
+def _listed(lines: Sequence[str]) -> None:
+    for line in lines[:_SHOWN]:
+        print(f"            {harmless(line)}")
+    if len(lines) > _SHOWN:
+        print(f"            and {len(lines) - _SHOWN:,} more")
+
+
+# --- writing
+# -----------------------------------------------------------------------------------------------------------
+
+
+def _write(name: str, problems: list[Problem], path: Path, *, force: bool) -> None:
+    from dataclasses import asdict
+
+    import pyarrow.parquet as pq
+
+    from hacpo.artifacts import parquet, storage, tables
+    from hacpo.data.problems import load
+    from hacpo.errors import SettingsError
+    from hacpo.settings.root import DataSet
+
+    table = parquet.to_arrow(tables.PROBLEMS, [asdict(row) for row in problems])
+    with storage.atomic(path) as scratch:
+        pq.write_table(table, scratch, compression="zstd", write_page_checksum=True)
+        load(name, DataSet(path=scratch.name), scratch.parent)
+        if path.exists() and path.read_bytes() != scratch.read_bytes() and not force:
+            raise SettingsError("is there and differs", where=path, remedy="add --force to replace it, or name --out")
+    print(f"{name}: written to {path}")
+
+
+def _print_usage(name: str, folder: Path, splits: Sequence[str]) -> None:
+    print("\nIn params.yaml:\n\ndata:")
+    if "train" in splits:
+        print(f"  train: {name}/train")
+    print("  sets:")
+    for split in splits:
+        print(f"    {name}/{split}: {{path: {(folder / f'{split}.parquet').as_posix()}}}")
+    held_out = [split for split in splits if split != "train"]
+    if held_out:
+        print("evaluation:\n  benchmarks:")
+        for split in held_out:
+            label = name if len(held_out) == 1 else f"{name}_{split}"
+            print(f"    {label}: {{data: {name}/{split}}}")
+
+
+if __name__ == "__main__":
+    main_of(import_problems)

@@ -1,0 +1,50 @@
+"""run: do everything of a run that is not done, in warm processes, recording each stage in DVC."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.options import PipelineFolder
+
+
+def run(
+    pipeline: PipelineFolder,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Agents that work side by side.")] = None,
+    until: Annotated[int | None, typer.Option("--until", min=0, help="Stop after this step.")] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Train finished steps again where what they depend on has changed.")
+    ] = False,
+) -> None:
+    """Continue a run to its end. The same files and locks as `dvc repro`, sooner; stop it at any moment, it resumes.
+
+    Checkpoints of finished steps are not overwritten without asking.
+    """
+    from hacpo.errors import RemakeError, SettingsError
+    from hacpo.pipeline.driver import run_pipeline
+    from hacpo.pipeline.progress import print_outcome
+    from hacpo.pipeline.project import Pipeline
+
+    opened = Pipeline.open(pipeline)
+    steps = opened.settings.steps
+    if until is not None and until > steps:
+        raise SettingsError("--until is beyond the last step", where=pipeline, expected=f"0 to {steps}", found=until)
+    try:
+        run_pipeline(opened, "hacpo.cli:execute", jobs=jobs, until=until, remake=yes)
+    except RemakeError as refusal:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        print(refusal, file=sys.stderr)
+        if not typer.confirm("Do it?", err=True):
+            raise
+        run_pipeline(opened, "hacpo.cli:execute", jobs=jobs, until=until, remake=True)
+    print_outcome(opened)
+    if until is not None and until < steps:
+        print(f"stopped after step {until} of {steps}, as asked; `hacpo run pipelines/{opened.run}` goes on")
+
+
+if __name__ == "__main__":
+    main_of(run)

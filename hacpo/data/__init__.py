@@ -1,0 +1,1 @@
+"""Problems, made or imported."""

@@ -1,0 +1,125 @@
+"""Problem sets, checked on the way in, and the schedule of training steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hacpo.artifacts.tables import PROBLEMS
+from hacpo.data import tasks
+from hacpo.errors import DataError, MissingInputError
+from hacpo.seeds import derive_seed
+from hacpo.settings.root import DataSet
+
+Row = dict[str, Any]
+
+
+def load(name: str, source: DataSet, root: Path) -> list[Row]:
+    """The problems of one `<set>/<split>`, as rows of the problems table.
+
+    Args:
+        name: `<set>/<split>`, for messages.
+        source: a Parquet file (relative to `root`), or a task to make problems of.
+
+    Raises:
+        MissingInputError: the file is not there.
+        DataError: not a Parquet file, a column missing, no rows, a problem or answer without text, or an id twice.
+    """
+    if source.task is not None:
+        assert source.split is not None
+        assert source.problems is not None
+        rows = [asdict(problem) for problem in tasks.problems(source.split, source.problems, source.seed)]
+    else:
+        assert source.path is not None
+        rows = _read(root / source.path)
+    where = f"data set {name}" if source.path is None else source.path
+    if not rows:
+        raise DataError("holds no problems", where=where)
+    seen: set[str] = set()
+    for number, row in enumerate(rows):
+        for column in ("problem_id", "problem", "answer"):
+            if not (row[column] or "").strip():
+                raise DataError(f"{column} is empty", where=f"{where} row {number}", found=f"id {row['problem_id']!r}")
+        if row["problem_id"] in seen:
+            raise DataError("the same problem_id twice", where=f"{where} row {number}", found=repr(row["problem_id"]))
+        seen.add(row["problem_id"])
+    return rows
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.is_file():
+        raise MissingInputError("the problem file is missing", where=path, remedy="correct data.sets in params.yaml")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"not readable as Parquet: {str(error).splitlines()[0][:120]}", where=path) from None
+    for field in PROBLEMS.schema:
+        if field.name in table.column_names:
+            continue
+        if field.name == "source":
+            table = table.append_column("source", pa.array([path.name] * len(table), pa.string()))
+        elif field.nullable:
+            table = table.append_column(field.name, pa.nulls(len(table), field.type))
+        else:
+            raise DataError(
+                f"column {field.name!r} is missing", where=path, expected=", ".join(("problem_id", "problem", "answer"))
+            )
+    for at, name in enumerate(table.column_names):
+        wanted = PROBLEMS.schema.field(name).type if name in PROBLEMS.schema.names else None
+        if wanted is None or table.schema.field(name).type == wanted:
+            continue
+        try:
+            table = table.set_column(at, name, table[name].cast(wanted))
+        except pa.ArrowException:
+            raise DataError(
+                f"column {name!r} has the wrong type", where=path, expected=wanted, found=table.schema.field(name).type
+            ) from None
+    rows: list[Row] = table.select(PROBLEMS.schema.names).to_pylist()
+    return rows
+
+
+def schedule(problems: Sequence[Mapping[str, Any]], *, steps: int, prompts: int, seed: int) -> list[Row]:
+    """Which problems each step trains on: every epoch is a fresh shuffle, cut into steps without a gap.
+
+    A step's problems do not depend on how many steps follow, so a run can be made longer without repeating what is
+    done. A step that spans two epochs takes no problem twice as long as there are enough.
+
+    Raises:
+        DataError: fewer problems than one step needs.
+    """
+    if len(problems) < prompts:
+        raise DataError("too few problems for one step", expected=f"at least {prompts}", found=len(problems))
+    stream = _epochs(len(problems), seed)
+    rows = []
+    waiting: list[int] = []
+    for step in range(1, steps + 1):
+        chosen: list[int] = []
+        passed: list[int] = []
+        while len(chosen) < prompts:
+            index = waiting.pop(0) if waiting else next(stream)
+            (passed if index in chosen else chosen).append(index)
+        waiting = passed + waiting
+        rows += [
+            {
+                "step": step,
+                "position": position,
+                **{key: problems[index][key] for key in ("problem_id", "problem", "answer")},
+            }
+            for position, index in enumerate(chosen)
+        ]
+    return rows
+
+
+def _epochs(count: int, seed: int) -> Iterator[int]:
+    epoch = 0
+    while True:
+        order = list(range(count))
+        random.Random(derive_seed(seed, "schedule", epoch)).shuffle(order)
+        yield from order
+        epoch += 1

@@ -1,0 +1,1 @@
+"""Model folders: made, loaded, adapted, saved."""

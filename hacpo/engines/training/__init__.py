@@ -1,0 +1,1 @@
+"""One update of one agent: torch, on one process or many."""

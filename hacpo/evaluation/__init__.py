@@ -1,0 +1,1 @@
+"""Held-out responses as numbers."""

@@ -1,0 +1,381 @@
+"""The whole pipeline on one page: every stage with the settings and files that it reads, and what it writes.
+
+DVC's files, the check that a stage opens nothing else (`pipeline.stage`), the options of each command, what status and
+audit look for, and which command makes what is missing all follow from it. A stage is its body (`stages/`), and its
+entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hacpo.artifacts.tables import (
+    ADVANTAGES,
+    CAPABILITY,
+    CHECKPOINT,
+    CURVES,
+    DATA,
+    EVALUATIONS,
+    HEADLINES,
+    METRICS,
+    POOL,
+    PROBLEMS,
+    PROMPTS,
+    REPORT,
+    ROLLOUTS,
+    SCHEDULE,
+    SETTINGS,
+    SIDE_ROLLOUTS,
+    SIDE_VERDICTS,
+    TRACE,
+    VERDICTS,
+    Artifact,
+)
+from hacpo.settings.agents import INHERITED, AgentSettings
+from hacpo.settings.model_source import hub_repository
+from hacpo.settings.root import Settings
+from hacpo.verifying.function import module_file
+
+When = Callable[[Settings, int], bool]
+"""Whether something holds for the settings of a run at a step."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """An artifact as a stage reads or writes it.
+
+    Attributes:
+        step: that of the stage (`this`), the one before, the first (0), or all of them.
+        whose: the agent's whose part of the step it is, or every agent's.
+        when: only under some settings or at some steps.
+    """
+
+    artifact: Artifact
+    step: Literal["this", "before", "start", "all"] = "this"
+    whose: Literal["own", "all"] = "own"
+    when: When | None = None
+
+    def holds(self, settings: Settings, step: int) -> bool:
+        """Whether the stage uses it."""
+        return self.when is None or self.when(settings, step)
+
+    def steps(self, step: int) -> int | None:
+        """The step whose artifact a stage of `step` uses; None: every step's."""
+        return {"this": step, "before": step - 1, "start": 0}.get(self.step)
+
+
+def this(artifact: Artifact, when: When | None = None) -> Use:
+    """The agent's own of this step (or the step's, or the run's, where agents or steps have none of their own)."""
+    return Use(artifact, when=when)
+
+
+def before(artifact: Artifact, when: When | None = None) -> Use:
+    """The agent's own of the step before."""
+    return Use(artifact, "before", when=when)
+
+
+def start(artifact: Artifact, when: When | None = None) -> Use:
+    """The agent's own of step 0."""
+    return Use(artifact, "start", when=when)
+
+
+def of_all(artifact: Artifact, step: Literal["this", "start", "all"] = "this", when: When | None = None) -> Use:
+    """Every agent's, or every step's."""
+    return Use(artifact, step, "all", when)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """What a stage is.
+
+    Attributes:
+        name: in DVC, in its metrics' folder, and of its command, which those of a side sample share with the others.
+        at: when it runs: before all steps, at the start (step 0), in every step, where agents are evaluated, or after
+            all.
+        per: whether each agent has one (named by `--agent`, or as a learner by `--learner`), or one serves all.
+        settings: dotted keys that it reads, `{agent}` standing for the agent's name; DVC re-runs it for these alone.
+        reads: artifacts of the run; an attempt to read another is refused.
+        writes: artifacts of the run.
+        outside: files of the project that it reads.
+        when: only under some settings.
+        metrics: whether it leaves numbers in `metrics/<name>`.
+        side: it draws or verifies a side sample.
+    """
+
+    name: str
+    at: Literal["before", "start", "step", "evaluation", "after"]
+    per: Literal["run", "agent", "learner"]
+    settings: tuple[str, ...]
+    reads: tuple[Use, ...]
+    writes: tuple[Use, ...]
+    outside: Callable[[Settings, Path, str], tuple[str, ...]] = field(default=lambda _settings, _root, _agent: ())
+    when: When | None = None
+    metrics: bool = True
+    side: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that runs it."""
+        return self.name.removeprefix("side_")
+
+    def runs(self, settings: Settings, step: int) -> bool:
+        """Whether it is one of a step's stages (0: the start's)."""
+        due = {"start": step == 0, "step": step > 0, "evaluation": settings.evaluated(step)}.get(self.at, False)
+        return due and (self.when is None or self.when(settings, step))
+
+    def reads_of(self, artifact: Artifact, whose: str, mine: str, step: int, other: int) -> bool:
+        """Whether the stage of a step and of the agent `mine` reads an artifact of the agent `whose` and the step
+        `other`."""
+        return any(
+            use.artifact == artifact
+            and (use.step == "all" or use.steps(step) == other or artifact.per == "run")
+            and (use.whose == "all" or whose in (mine, ""))
+            for use in self.reads
+        )
+
+
+# --- what uses depend on
+# ---------------------------------------------------------------------------------------------
+
+
+def _adapters(settings: Settings, step: int) -> bool:
+    """The weights of a checkpoint after step 0 are in part those of its base, where any agent trains an adapter."""
+    return step > 0 and any(agent.adapter is not None for agent in settings.agents.values())
+
+
+def _adapters_before(settings: Settings, step: int) -> bool:
+    return _adapters(settings, step - 1)
+
+
+def _later(_settings: Settings, step: int) -> bool:
+    """Not in the first step, where the one before is the start: DVC accepts no dependency twice."""
+    return step > 1
+
+
+def _side_sample(settings: Settings, _step: int) -> bool:
+    return settings.algorithm.capability.oracle_samples is not None
+
+
+def _graded(settings: Settings, _step: int) -> bool:
+    """A reward function gets the problem's whole row, of which prompts hold a part."""
+    return not settings.verification.is_math
+
+
+# --- files of the project
+# ----------------------------------------------------------------------------------------------
+
+
+def _reward_file(settings: Settings, root: Path, _agent: str) -> tuple[str, ...]:
+    """The module of the run's reward function, where it is a file of the project: editing it re-runs what calls it."""
+    verification = settings.verification
+    file = None if verification.is_math else module_file(verification.reward, root)
+    return () if file is None else (file.as_posix(),)
+
+
+def _problem_files(settings: Settings, _root: Path, _agent: str) -> tuple[str, ...]:
+    return tuple(source.path for source in settings.data.sets.values() if source.path is not None)
+
+
+def _model_folder(settings: Settings, root: Path, agent: str) -> tuple[str, ...]:
+    """The model folder an agent starts from; a model on the hub is no file that DVC could follow."""
+    mine = settings.agents[agent]
+    folder = None if hub_repository(mine.model, root) is not None else mine.model
+    return tuple(path for path in (folder, mine.chat_template) if path is not None)
+
+
+def _oracle_table(settings: Settings, _root: Path, _agent: str) -> tuple[str, ...]:
+    table = settings.algorithm.capability.oracle_table
+    return () if table is None else (table,)
+
+
+# --- the stages
+# ----------------------------------------------------------------------------------------------------------
+
+_START = tuple(f"agents.{{agent}}.{name}" for name in AgentSettings.model_fields if name not in INHERITED)
+"""What an agent starts from: all that is said of it but how it is asked and how it samples."""
+_SAMPLING = ("seed", "agents.{agent}.sampling", "agents.{agent}.prompt")
+
+RESOLVE = StageSpec("resolve", "before", "run", (), (), (this(SETTINGS),), metrics=False)
+PREPARE = StageSpec(
+    "prepare",
+    "before",
+    "run",
+    settings=("seed", "steps", "data", "batch.prompts"),
+    reads=(),
+    writes=(this(DATA), this(SCHEDULE), of_all(PROMPTS, "all")),
+    outside=_problem_files,
+)
+WARMUP = StageSpec(
+    "warmup",
+    "start",
+    "agent",
+    settings=("seed", *_START, "engine.threads"),
+    reads=(),
+    writes=(this(CHECKPOINT),),
+    outside=_model_folder,
+)
+GENERATE = StageSpec(
+    "generate",
+    "step",
+    "agent",
+    settings=(*_SAMPLING, "sampling.group_size", "algorithm.rollouts", "engine", "storage"),
+    reads=(this(PROMPTS), before(CHECKPOINT), start(CHECKPOINT, _adapters_before)),
+    writes=(this(ROLLOUTS),),
+)
+VERIFY = StageSpec(
+    "verify",
+    "step",
+    "agent",
+    settings=("verification", "data.train", "storage"),
+    reads=(this(PROMPTS), this(ROLLOUTS), this(PROBLEMS, _graded)),
+    writes=(this(VERDICTS),),
+    outside=_reward_file,
+)
+# A side sample (`capability.oracle_samples`) differs from the responses to learn from in their number alone.
+SIDE_GENERATE = StageSpec(
+    "side_generate",
+    "step",
+    "agent",
+    settings=(*_SAMPLING, "engine", "storage", "algorithm.capability.oracle_samples"),
+    reads=GENERATE.reads,
+    writes=(this(SIDE_ROLLOUTS),),
+    when=_side_sample,
+    side=True,
+)
+SIDE_VERIFY = StageSpec(
+    "side_verify",
+    "step",
+    "agent",
+    settings=VERIFY.settings,
+    reads=(this(PROMPTS), this(SIDE_ROLLOUTS), this(PROBLEMS, _graded)),
+    writes=(this(SIDE_VERDICTS),),
+    outside=_reward_file,
+    when=_side_sample,
+    side=True,
+)
+POOL_STAGE = StageSpec(
+    "pool",
+    "step",
+    "learner",
+    settings=(
+        "agent_names",
+        "pool",
+        "agents.{agent}.prompt",
+        "sampling.group_size",
+        "algorithm.rollouts",
+        "algorithm.importance.score_eos",
+        "storage",
+    ),
+    reads=(this(PROMPTS), of_all(ROLLOUTS), of_all(VERDICTS), of_all(CHECKPOINT, "start")),
+    writes=(this(POOL),),
+)
+ADVANTAGE = StageSpec(
+    "advantage",
+    "step",
+    "run",
+    settings=(
+        "agent_names",
+        "sampling.group_size",
+        "algorithm.rollouts",
+        "algorithm.capability",
+        "algorithm.advantage",
+        "storage",
+    ),
+    reads=(this(PROMPTS), of_all(VERDICTS), of_all(SIDE_VERDICTS, when=_side_sample), before(CAPABILITY, _later)),
+    writes=(this(CAPABILITY), of_all(ADVANTAGES)),
+    outside=_oracle_table,
+)
+UPDATE = StageSpec(
+    "update",
+    "step",
+    "agent",
+    settings=(
+        "agent_names",
+        "seed",
+        "algorithm.rollouts",
+        "algorithm.importance",
+        "algorithm.clip",
+        "algorithm.loss",
+        "agents.{agent}.adapter",
+        "agents.{agent}.sampling.temperature",
+        "batch",
+        "optimizer",
+        "launcher.processes",
+        "launcher.nodes",
+        "launcher.replicas",
+        "engine.device",
+        "engine.dtype",
+        "engine.attention",
+        "engine.threads",
+    ),
+    reads=(this(ROLLOUTS), this(POOL), this(ADVANTAGES), before(CHECKPOINT), start(CHECKPOINT, _later)),
+    writes=(this(TRACE), this(CHECKPOINT)),
+)
+EVALUATE = StageSpec(
+    "evaluate",
+    "evaluation",
+    "agent",
+    settings=(
+        "seed",
+        "evaluation.benchmarks",
+        "agents.{agent}.sampling.max_new_tokens",
+        "agents.{agent}.sampling.stop",
+        "agents.{agent}.prompt",
+        "engine",
+        "verification",
+        "storage",
+    ),
+    reads=(this(DATA), this(CHECKPOINT), start(CHECKPOINT, _adapters)),
+    writes=(this(EVALUATIONS),),
+    outside=_reward_file,
+)
+REPORT_STAGE = StageSpec(
+    "report",
+    "after",
+    "run",
+    settings=("report",),
+    reads=(
+        this(SETTINGS),
+        this(DATA),
+        this(SCHEDULE),
+        of_all(CHECKPOINT, "start"),
+        *(of_all(table, "all") for table in (ROLLOUTS, VERDICTS, CAPABILITY, POOL, ADVANTAGES, TRACE, EVALUATIONS)),
+        this(METRICS),
+    ),
+    writes=(this(REPORT), this(CURVES), this(HEADLINES)),
+    metrics=False,
+)
+
+PIPELINE = (
+    RESOLVE,
+    PREPARE,
+    WARMUP,
+    GENERATE,
+    VERIFY,
+    SIDE_GENERATE,
+    SIDE_VERIFY,
+    POOL_STAGE,
+    ADVANTAGE,
+    UPDATE,
+    EVALUATE,
+    REPORT_STAGE,
+)
+"""Every stage, in the order in which they run."""
+
+STAGES: Mapping[str, StageSpec] = {spec.name: spec for spec in PIPELINE}
+
+
+def maker_of(artifact: Artifact, step: int | None = None) -> StageSpec:
+    """The stage that writes an artifact (of a step, where the start's is made by another)."""
+    if artifact == PROBLEMS:
+        artifact = DATA
+    makers = [spec for spec in PIPELINE if any(use.artifact == artifact for use in spec.writes)]
+    return next((spec for spec in makers if (spec.at == "start") == (step == 0)), makers[0])
+
+
+def step_stages(settings: Settings, step: int) -> list[StageSpec]:
+    """A step's stages in order (0: the start's)."""
+    return [spec for spec in PIPELINE if spec.runs(settings, step)]

@@ -1,0 +1,77 @@
+"""What git's commits say of DVC's objects: an object that a commit names brings that commit back."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+_MD5 = re.compile(rb"\b[0-9a-f]{32}\b")
+_MISSING = re.compile(rb"^[0-9a-f]{40,64} missing$", re.MULTILINE)
+_RECORDS = (":(top,glob)**/dvc.lock", ":(top,glob)**/*.dvc")
+_AT_ONCE = 500
+_SECONDS = 600.0
+
+
+class History:
+    """All commits that a branch, a tag, a stash or a work tree of the repository around a project leads to."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._tips = b""
+        self._seen: set[bytes] = set()
+        """Versions of DVC's files that have been read."""
+        self._named: set[str] = set()
+
+    def named(self) -> set[str] | None:
+        """The MD5 hashes that some version of a `dvc.lock` or `.dvc` file names, of folders without `.dir`; empty
+        without a repository, None where git does not tell. Commits made between two calls are found."""
+        if not any((at / ".git").exists() for at in (self._root.resolve(), *self._root.resolve().parents)):
+            return set()
+        try:
+            tips = self._git("show-ref", "--head", allowed=(0, 1))  # 1: no commit yet
+            if tips != self._tips:
+                self._read()
+                self._tips = tips
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return self._named
+
+    def _read(self) -> None:
+        # Without --full-history, git leaves out branches of which a merge took nothing. `rev-list --objects` takes no
+        # patterns of paths.
+        changes = self._git(
+            *("-c", "log.showRoot=true", "log", "--all", "--full-history", "-m", "--raw", "--no-abbrev"),
+            *("--no-renames", "--no-show-signature", "--format=", "--", *_RECORDS),
+        )
+        files = {found for line in changes.splitlines() for found in _files(line)}
+        new = sorted(files - self._seen)
+        for first in range(0, len(new), _AT_ONCE):
+            some = new[first : first + _AT_ONCE]
+            content = self._git("cat-file", "--batch", said=b"\n".join(some) + b"\n")
+            if _MISSING.search(content):
+                raise subprocess.SubprocessError("a partial clone lacks what is asked for")
+            self._named.update(found.decode() for found in _MD5.findall(content))
+            self._seen.update(some)
+
+    def _git(self, *words: str, said: bytes = b"", allowed: tuple[int, ...] = (0,)) -> bytes:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=self._root,
+            input=said,
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+            env={**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"},
+        )
+        if done.returncode not in allowed:
+            raise subprocess.CalledProcessError(done.returncode, "git")
+        return done.stdout
+
+
+def _files(line: bytes) -> list[bytes]:
+    """The versions of a file in a line of `git log --raw`, `:<mode> <mode> <before> <after> <letter><tab><path>`; those
+    of links, submodules and nothing are none."""
+    words = line.partition(b"\t")[0].lstrip(b":").split(b" ")
+    return [found for mode, found in zip(words[:2], words[2:4], strict=True) if mode.startswith(b"100")]

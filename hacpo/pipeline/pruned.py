@@ -1,0 +1,77 @@
+"""The record of pruned checkpoints, and which checkpoints are there.
+
+`artifacts/<run>/pruned.json` notes what went, by which rule, and the hash of its weights (`policy`), which an audit
+still compares with the rollouts that were drawn from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hacpo.artifacts import storage
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.text_files import load_json
+from hacpo.errors import ArtifactError, HacpoError
+
+_STEP = re.compile(r"step=(\d{4})")
+
+_REMEDY = "remove the file; it only says what was pruned"
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """One checkpoint that was removed: the hash of its weights, its size, and the rule that did not keep it."""
+
+    policy: str
+    bytes: int
+    rule: str
+
+
+def read_record(layout: Layout) -> dict[str, dict[int, Pruned]]:
+    """Agent -> step -> what was pruned. Of a checkpoint that has been made again since, the files count, not this.
+
+    Raises:
+        ArtifactError: the record is damaged.
+    """
+    try:
+        raw = load_json(layout.pruned)
+        return {
+            agent: {
+                int(step): Pruned(str(entry["policy"]), int(entry["bytes"]), str(entry["rule"]))
+                for step, entry in entries.items()
+                if not layout.checkpoint(int(step), agent).is_dir()
+            }
+            for agent, entries in raw.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ArtifactError("is no record of pruned checkpoints", where=layout.pruned, remedy=_REMEDY) from None
+
+
+def was_pruned(layout: Layout, step: int, agent: str) -> Pruned | None:
+    """The record of a pruned checkpoint; None if there is none, or none that can be read."""
+    with contextlib.suppress(HacpoError):
+        return read_record(layout).get(agent, {}).get(step)
+    return None
+
+
+def write_record(layout: Layout, record: Mapping[str, Mapping[int, Pruned]]) -> None:
+    storage.write_json(
+        layout.pruned,
+        {
+            agent: {str(step): vars(entry) for step, entry in sorted(entries.items())}
+            for agent, entries in record.items()
+            if entries
+        },
+    )
+
+
+def checkpoints_there(layout: Layout, agent: str) -> list[int]:
+    """Steps whose checkpoint of an agent is on disk, in order."""
+    folders = (layout.root / "checkpoints").glob(f"step=*/agent={agent}")
+    matches = [_STEP.fullmatch(folder.parent.name) for folder in folders if folder.is_dir()]
+    return sorted(int(match[1]) for match in matches if match)

@@ -1,0 +1,302 @@
+"""Reading params.yaml, and giving each stage exactly the settings that it declares."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hacpo.artifacts.text_files import YamlError, load_json, load_yaml, parse_yaml
+from hacpo.errors import SettingsError
+from hacpo.settings.agents import INHERITED
+from hacpo.settings.base import merged
+from hacpo.settings.recipes import RECIPES
+from hacpo.settings.root import Settings
+
+# --- loading
+# -----------------------------------------------------------------------------------------------------------
+
+
+def files(path: Path) -> list[Path]:
+    """A params.yaml and the files that it `extends`, one after another, nearest first.
+
+    Raises:
+        SettingsError: one is missing or no mapping, or they extend each other in a circle.
+    """
+    return [file for file, _ in _chain(path)]
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """The settings in a params.yaml, laid over those of the file that it `extends`.
+
+    Mappings are merged key by key; a key given as null leaves out what the extended file says there (JSON merge patch,
+    RFC 7386); anything else replaces.
+
+    Raises:
+        SettingsError: a file is missing, is no YAML, or is no mapping, or they extend each other in a circle.
+    """
+    result: dict[str, Any] = {}
+    for _, content in reversed(_chain(path)):
+        result = _patched(result, content)
+    return result
+
+
+def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    chain: list[tuple[Path, dict[str, Any]]] = []
+    following: Path | None = path
+    while following is not None:
+        if following.resolve() in [file.resolve() for file, _ in chain]:
+            raise SettingsError("the files extend each other in a circle", where=chain[-1][0], found=following)
+        content = _read_yaml(following, extended_by=chain[-1][0] if chain else None)
+        base = content.pop("extends", None)
+        if base is not None and (not isinstance(base, str) or not base):
+            raise SettingsError("extends: expected a path relative to this file", where=following, found=repr(base))
+        chain.append((following, content))
+        following = None if base is None else Path(os.path.normpath(following.parent / base))
+    return chain
+
+
+def _patched(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            inner = result.get(key)
+            result[key] = _patched(inner if isinstance(inner, Mapping) else {}, value)
+        elif value is None and key in result:
+            del result[key]
+        else:
+            result[key] = value
+    return result
+
+
+def _read_yaml(path: Path, extended_by: Path | None) -> dict[str, Any]:
+    try:
+        raw = load_yaml(path)
+    except FileNotFoundError:
+        if extended_by is not None:
+            raise SettingsError("extends a file that is not there", where=extended_by, found=path) from None
+        raise SettingsError(
+            "there is no params.yaml", where=path, remedy="name a pipeline folder, for example pipelines/quickstart"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"cannot be read: {error.strerror}", where=path) from None
+    except YamlError as error:
+        where = f"{path}:{error.line}" if error.line else path
+        raise SettingsError(f"not valid YAML: {error}", where=where) from None
+    if not isinstance(raw, dict):
+        raise SettingsError("expected a mapping of settings", where=path, found=type(raw).__name__)
+    return raw
+
+
+def resolve(raw: Mapping[str, Any], *, where: object = "settings") -> Settings:
+    """Validated settings, the recipe's preset filled in.
+
+    Raises:
+        SettingsError: one line for the first thing that is wrong.
+    """
+    tree = _with_recipe(raw, where)
+    try:
+        return _with_schedule(Settings.model_validate(tree))
+    except ValidationError as error:
+        raise _one_line(error, where) from None
+
+
+def complaints(path: Path) -> list[SettingsError]:
+    """Everything that is wrong with a params.yaml, one line each (`load` says the first); empty if it is usable."""
+    try:
+        Settings.model_validate(_with_recipe(read_params(path), None))
+    except ValidationError as error:
+        items = error.errors()
+        said = {item["loc"] for item in items}
+        # What all agents inherit is wrong once.
+        return [_line(item, None) for item in items if not (_of_an_agent(item["loc"]) and item["loc"][2:] in said)]
+    except SettingsError as error:
+        return [error]
+    return []
+
+
+def _with_recipe(raw: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """The settings as written, the recipe's preset filled in."""
+    tree = copy.deepcopy(dict(raw))
+    algorithm = tree.get("algorithm")
+    if isinstance(algorithm, dict):
+        recipe = algorithm.get("recipe", "hacpo")
+        if not isinstance(recipe, str) or recipe not in RECIPES:
+            near = difflib.get_close_matches(str(recipe), RECIPES, n=1)
+            raise SettingsError(
+                f"algorithm.recipe: unknown recipe {recipe!r}",
+                where=where,
+                expected=" or ".join(RECIPES),
+                remedy=f"did you mean {near[0]!r}?" if near else None,
+            )
+        tree["algorithm"] = merged({"recipe": recipe, **RECIPES[recipe]}, algorithm)
+    return tree
+
+
+def _with_schedule(settings: Settings) -> Settings:
+    """The length of the step size's schedule filled in: `update` reads it, and need not read the number of steps."""
+    optimizer = settings.optimizer
+    if optimizer.schedule == "constant" or optimizer.schedule_updates is not None:
+        return settings
+    length = settings.steps * settings.updates_per_step
+    return settings.model_copy(update={"optimizer": optimizer.model_copy(update={"schedule_updates": length})})
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
+    """Settings of a params.yaml, with `key.path=value` overrides (values are YAML) laid over it.
+
+    Raises:
+        SettingsError: the file or an override is not usable.
+    """
+    raw = read_params(path)
+    for override in overrides:
+        key, sign, text = (part.strip() for part in override.partition("="))
+        if not sign or not key:
+            raise SettingsError("not of the form key=value", where=f"--set {override}")
+        node: Any = raw
+        *parents, leaf = key.split(".")
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise SettingsError(f"{part!r} is a value, not a block", where=f"--set {override}")
+        try:
+            value = parse_yaml(text)
+        except YamlError:
+            raise SettingsError("the value is not valid YAML", where=f"--set {override}") from None
+        # A block is merged key by key, as under `extends`.
+        both = isinstance(value, dict) and isinstance(node.get(leaf), dict)
+        node[leaf] = _patched(node[leaf], value) if both else value
+    return resolve(raw, where=f"{path} with --set {' --set '.join(overrides)}" if overrides else path)
+
+
+def _one_line(error: ValidationError, where: object) -> SettingsError:
+    # What an agent inherits is wrong where it was written, in the run's block.
+    first = min(error.errors(), key=lambda item: (item["type"] != "extra_forbidden", _of_an_agent(item["loc"])))
+    return _line(first, where)
+
+
+def _line(item: ErrorDetails, where: object) -> SettingsError:
+    location = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(item["loc"][:-1])
+        near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        return SettingsError(
+            f"unknown key {location!r}",
+            where=where,
+            remedy=f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}",
+        )
+    if item["type"] == "missing":
+        return SettingsError(f"{location!r} is missing", where=where, remedy="see docs/settings.md")
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return SettingsError(f"{location}: {message}" if location else message, where=where)
+    return SettingsError(f"{location}: {message[:1].lower()}{message[1:]}", where=where, found=repr(item["input"])[:80])
+
+
+def _of_an_agent(location: Sequence[int | str]) -> bool:
+    return location[:1] == ("agents",) and location[2:3] != () and location[2] in INHERITED
+
+
+def _known_keys(location: Iterable[int | str]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is None:
+            continue  # a name in a mapping such as agents or benchmarks
+        inner = [kind for kind in _types_in(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if inner:
+            model = inner[0]
+    return list(model.model_fields)
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    arguments = get_args(annotation)
+    return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """The resolved settings as plain JSON values, with `agent_names` beside them so that names can be tracked alone."""
+    return {**settings.model_dump(mode="json"), "agent_names": list(settings.agents)}
+
+
+ADDED = {"disk.fsync": True, "retention.cache": None}
+"""Keys that a settings.json made before may lack, and what holds there. No stage reads them."""
+
+
+def recorded(path: Path) -> Any:
+    """What a settings.json says, with the keys that it may have been made without.
+
+    Raises:
+        OSError, ValueError: see `text_files.load_json`.
+    """
+    tree = load_json(path)
+    for key, value in ADDED.items():
+        block, _, name = key.partition(".")
+        if isinstance(tree, dict) and isinstance(inner := tree.setdefault(block, {}), dict):
+            inner.setdefault(name, value)
+    return tree
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of everything in a tree of settings."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}.{key}" if prefix else key
+        found |= leaves(value, name) if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def tracked(keys: Iterable[str], agent: str | None = None) -> list[str]:
+    """Dotted keys of `dump` for an agent: what DVC re-runs a stage for that reads `keys`."""
+    return [key.replace("{agent}", str(agent)) for key in keys]
+
+
+def reads(settings: Settings, keys: Iterable[str], agent: str | None = None) -> dict[str, Any]:
+    """The settings of some keys, nested: the content of `hacpo.settings` in the files of a stage that reads them."""
+    result: dict[str, Any] = {}
+    everything = dump(settings)
+    for key in tracked(keys, agent):
+        value: Any = everything
+        target = result
+        *parents, leaf = key.split(".")
+        for part in parents:
+            value = value[part]
+            target = target.setdefault(part, {})
+        target[leaf] = value[leaf]
+    return result
+
+
+def restrict(settings: Settings, declared: Iterable[str], agent: str | None = None) -> Settings:
+    """The settings with only the keys that a stage declares: any other attribute raises AttributeError.
+
+    This is what makes narrow DVC parameters safe: a stage cannot read a setting that would not re-run it.
+    """
+    keys = tracked(declared, agent)
+    view: Settings = _restricted(settings, [key for key in keys if key != "agent_names"])
+    if "agent_names" in keys:
+        seen = view.__dict__.get("agents", {})
+        view.__dict__["agents"] = {name: seen.get(name, _restricted(one, [])) for name, one in settings.agents.items()}
+    return view
+
+
+def _restricted(model: Any, keys: list[str]) -> Any:
+    whole = {key for key in keys if "." not in key}
+    inner: dict[str, list[str]] = {}
+    for key in keys:
+        head, _, rest = key.partition(".")
+        if rest and head not in whole:
+            inner.setdefault(head, []).append(rest)
+    if isinstance(model, dict):
+        return {name: model[name] for name in whole} | {n: _restricted(model[n], rest) for n, rest in inner.items()}
+    values = {name: getattr(model, name) for name in whole}
+    values |= {name: _restricted(getattr(model, name), rest) for name, rest in inner.items()}
+    view = type(model).model_construct()
+    view.__dict__.clear()  # the defaults that model_construct filled in
+    view.__dict__.update(values)
+    return view

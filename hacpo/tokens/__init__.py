@@ -1,0 +1,1 @@
+"""From problems to tokens and back: tokenizers, chat templates, prompts, stops, retokenisation."""

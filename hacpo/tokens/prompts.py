@@ -1,0 +1,78 @@
+"""From a problem to the chat messages of a prompt, and to the tokens that an agent's own template makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hacpo.errors import DataError, ModelError, TemplateError
+from hacpo.settings.agents import PromptSettings
+
+Message = dict[str, str]
+
+_QUESTION = "1+1=?"
+
+
+class PromptTokenizer(Protocol):
+    """What rendering needs of a tokenizer."""
+
+    def render(self, problem_id: str, messages: list[Message], thinking: bool | None = None) -> list[int]:
+        """Token ids of a prompt; `thinking` as in `PromptSettings`."""
+
+
+def messages(problem_id: str, problem: str, settings: PromptSettings) -> list[Message]:
+    """The messages of one prompt.
+
+    Raises:
+        DataError: the problem has no text.
+    """
+    if not problem.strip():
+        raise DataError("the problem has no text to make a message from", where=f"problem {problem_id!r}")
+    user = {"role": "user", "content": settings.user.replace("{problem}", problem)}
+    return [{"role": "system", "content": settings.system}, user] if settings.system is not None else [user]
+
+
+def prompt_token_ids(tokenizer: PromptTokenizer, problem: Mapping[str, Any], settings: PromptSettings) -> list[int]:
+    """A problem as an agent's prompt.
+
+    Args:
+        problem: problem_id and problem.
+
+    Raises:
+        DataError: the problem has no text, or the template refuses it.
+    """
+    asked = messages(problem["problem_id"], problem["problem"], settings)
+    return tokenizer.render(problem["problem_id"], asked, settings.thinking)
+
+
+def check_template(tokenizer: PromptTokenizer, agent: str, settings: PromptSettings) -> None:
+    """Refuse settings that an agent's chat template refuses or takes no notice of, before anything else is done.
+
+    Raises:
+        ModelError: the template has no place for a system message, or does not know thinking on and off.
+    """
+
+    def rendered(system: str | None, thinking: bool | None) -> list[int]:
+        asked = settings.model_copy(update={"system": system})
+        return tokenizer.render(agent, messages(agent, _QUESTION, asked), thinking)
+
+    if settings.system is not None:
+        remedy = (
+            f"leave agents.{agent}.prompt.system out, or set it to null where prompt.system says it for all agents, "
+            f"and say it in agents.{agent}.prompt.user"
+        )
+        try:
+            heard = rendered(settings.system, None) != rendered(f"{settings.system} {settings.system}", None)
+        except TemplateError as error:
+            rendered(None, None)  # a template that refuses everything says so itself
+            reason = f"the chat template refuses a system message ({error.reason})"
+            raise ModelError(reason, where=f"agents.{agent}.prompt.system", remedy=remedy) from None
+        if not heard:
+            reason = "the chat template leaves the system message out"
+            raise ModelError(reason, where=f"agents.{agent}.prompt.system", remedy=remedy)
+    if settings.thinking is not None and rendered(settings.system, True) == rendered(settings.system, False):
+        raise ModelError(
+            "the chat template takes no notice of `enable_thinking`, so this would do nothing",
+            where=f"agents.{agent}.prompt.thinking",
+            remedy=f"set agents.{agent}.prompt.thinking to null, or ask for it in the prompt",
+        )

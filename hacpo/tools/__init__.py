@@ -1,0 +1,1 @@
+"""What only looks at a run; a reader of the pipeline may pass it by."""

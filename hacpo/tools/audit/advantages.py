@@ -1,0 +1,223 @@
+"""Capabilities and a learner's advantages against the rewards they follow from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hacpo.algorithm.advantage_table import (
+    advantage_summary,
+    capabilities_used,
+    capability_rows,
+    capability_summary,
+    side_sample_capability,
+)
+from hacpo.algorithm.group_advantage import step_advantages
+from hacpo.algorithm.oracle import capabilities_of_step
+from hacpo.algorithm.rollouts import Row
+from hacpo.artifacts import parquet, tables
+from hacpo.errors import HacpoError
+from hacpo.tools.audit.audit_run import AuditRun
+from hacpo.tools.audit.inputs import Batch
+from hacpo.tools.audit.pools import TOLERANCE, PoolOrder, check_shared_columns
+from hacpo.tools.audit.responses import Floats
+from hacpo.tools.audit.rows import Rows
+from hacpo.tools.audit.table_checks import read
+
+_UNKNOWN: Any = object()
+"""In place of a value that cannot be told."""
+
+
+def check_capability(
+    run: AuditRun, step: int, rewards: Mapping[str, Floats | None], side: Mapping[str, Floats | None] | None
+) -> dict[str, Row] | None:
+    """Check every column of every agent; returns the rows as recorded, by agent.
+
+    Args:
+        side: rewards of the side sample; None without one.
+    """
+    path = run.layout.capability(step)
+    content = read(run, path, tables.CAPABILITY, step=step)
+    if content is None:
+        run.skip("advantages", "capabilities cannot be read")
+        return None
+    rows = Rows(run, content, "agent", pa.array(run.agents, pa.string()))
+    group = run.settings.responses_per_prompt
+    known = {
+        agent: values.reshape(-1, group)
+        for agent, values in rewards.items()
+        if values is not None and np.isfinite(values).all()
+    }
+    previous = _previous_rows(run, step)
+    for agent in run.agents:
+        if agent not in known or (step > 1 and agent not in previous):
+            run.skip(f"capability of {agent}", "its rewards or the window before are not known")
+    settings = run.settings.algorithm.capability
+    computable = {agent: values for agent, values in known.items() if step == 1 or agent in previous}
+    partial = len(computable) < len(run.agents)
+    if partial:  # a covariance is one of two agents
+        previous = {agent: row | {"window_covariance": []} for agent, row in previous.items()}
+    made = {row["agent"]: row for row in (capability_rows(computable, previous, settings) if computable else ())}
+    if partial:
+        unknown = {"window_covariance": _UNKNOWN, "standard_error": _UNKNOWN}
+        made = {agent: row | unknown for agent, row in made.items()}
+    oracle = _oracle(run, step, side)
+    _check_nested(rows, "oracle", [oracle.get(agent, _UNKNOWN) for agent in run.agents])
+    for column in ("accuracy", "capability", "accuracy_all"):
+        expected = [made[agent][column] if agent in made else math.nan for agent in run.agents]
+        rows.close("capability", column, expected, absolute=TOLERANCE)
+    for column in ("window", "window_all", "window_covariance", "standard_error"):
+        _check_nested(rows, column, [made[agent][column] if agent in made else _UNKNOWN for agent in run.agents])
+    values = rows.floats("capability")
+    rows.require("capability", "capability", np.isfinite(values) & (values > 0), "a finite number above 0")
+    if not rows.complete:
+        return None
+    return {row["agent"]: row for row in content.arrow.to_pylist()}
+
+
+def _oracle(run: AuditRun, step: int, side: Mapping[str, Floats | None] | None) -> dict[str, float | None]:
+    """Agent -> what the oracle says, None without one; agents of whom that cannot be told are left out."""
+    settings = run.settings.algorithm.capability
+    if settings.oracle_table is not None:
+        try:
+            return {**capabilities_of_step(run.pipeline.root / settings.oracle_table, step, run.agents)}
+        except HacpoError as error:
+            run.find("capability", run.pipeline.root / settings.oracle_table, found=str(error), expected="an oracle")
+            return {}
+    if side is None:
+        return dict.fromkeys(run.agents)
+    known = {agent: values for agent, values in side.items() if values is not None and np.isfinite(values).all()}
+    for agent in run.agents:
+        if agent not in known:
+            run.skip(f"the oracle's capability of {agent}", "rewards of its side sample are not known")
+    return {agent: side_sample_capability(values, settings) for agent, values in known.items()}
+
+
+def capability_metrics(run: AuditRun, rows: Mapping[str, Row]) -> dict[str, float | None]:
+    """What the stage's metrics must repeat of a capability table, as far as its rows make sense."""
+    settings = run.settings.algorithm
+    try:
+        return dict(capability_summary(list(rows.values()), settings.capability, share=settings.rollouts.share))
+    except (HacpoError, ArithmeticError, ValueError, IndexError, TypeError):  # findings of the table's own
+        return {f"{agent}.{key}": row[key] for agent, row in rows.items() for key in ("accuracy", "capability")}
+
+
+def _check_nested(rows: Rows, column: str, expected: Sequence[Any]) -> None:
+    """A column of lists, or of numbers that may be null, against expected values; `_UNKNOWN`: all is well."""
+    found = rows.arrow(column).to_pylist()
+    good = [wanted is _UNKNOWN or _alike(value, wanted) for value, wanted in zip(found, expected, strict=True)]
+    shown = np.empty(len(good), dtype=object)
+    shown[:] = expected
+    rows.require("capability", column, np.array(good, dtype=np.bool_), shown)
+
+
+def _alike(found: Any, wanted: Any) -> bool:
+    """Numbers within `TOLERANCE` of each other, in lists of the same lengths."""
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(_alike, found, wanted))
+    return found is wanted if wanted is None or found is None else bool(abs(found - wanted) <= TOLERANCE)
+
+
+def _previous_rows(run: AuditRun, step: int) -> dict[str, Row]:
+    path = run.layout.capability(step - 1)
+    if step == 1 or not path.is_file():
+        return {}
+    try:
+        rows = parquet.read_table(path, tables.CAPABILITY).to_pylist()
+    except HacpoError:
+        return {}
+    return {row["agent"]: row for row in rows if _is_usable(row, len(run.agents))}
+
+
+def _is_usable(row: Row, agents: int) -> bool:
+    """Whether what goes from a step's capability into the next one's is numbers, and as many as there must be."""
+    covariances = row["window_covariance"]
+    values = [*row["window"], *row["window_all"], *(value for step in covariances for value in step)]
+    return all(map(math.isfinite, values)) and {len(step) for step in covariances} <= {0, agents}
+
+
+def check_advantages(
+    run: AuditRun,
+    batch: Batch,
+    learner: str,
+    rewards: Mapping[str, Floats | None],
+    capabilities: Mapping[str, Row] | None,
+) -> tuple[Rows, dict[str, float | None]] | None:
+    """Check a learner's advantages; returns its rows in order and the metrics that follow."""
+    step, sources = batch.step, run.sources(learner)
+    content = read(run, run.layout.advantages(step, learner), tables.ADVANTAGES, step=step, learner=learner)
+    if content is None:
+        run.skip(f"what follows from {learner}'s advantages", "they cannot be read")
+        return None
+    group = run.settings.responses_per_prompt
+    order = PoolOrder.of(step, batch.problem_ids, sources, group)
+    rows = Rows(run, content, "rollout_id", order.ids)
+    check_shared_columns(run, rows, batch, order, learner)
+    for number, source in enumerate(sources):
+        values = rewards[source]
+        if values is not None:
+            rows.close(
+                "advantages",
+                "reward",
+                values[order.response],
+                where=order.source == number,
+                note=f"{source}'s verdicts",
+            )
+    known = [values for source in sources if (values := rewards[source]) is not None]
+    if len(known) < len(sources) or capabilities is None:
+        run.skip(f"advantages of {learner}", "rewards or capabilities are not known")
+    else:
+        _check_values(run, rows, learner, np.stack([values.reshape(-1, group) for values in known], 1), capabilities)
+    return rows, _advantage_metrics(rows) if rows.complete else {}
+
+
+def _check_values(
+    run: AuditRun, rows: Rows, learner: str, rewards_png: Floats, capabilities: Mapping[str, Row]
+) -> None:
+    """Baseline to effective advantage, of the problems whose rewards are all known."""
+    algorithm, sources = run.settings.algorithm, run.sources(learner)
+    whole = np.isfinite(rewards_png).all(axis=(1, 2))
+    if not whole.any():
+        run.skip(f"advantages of {learner}", "no problem has all its rewards")
+        return
+    used = capabilities_used(list(capabilities.values()), algorithm.advantage)
+    if None in used.values():
+        run.skip(f"advantages of {learner}", "the oracle's capabilities are not known")
+        return
+    try:
+        made = step_advantages(
+            rewards_png[whole],
+            learner=sources.index(learner),
+            capability_n=[used[source] for source in sources],
+            settings=algorithm.advantage,
+            capability_settings=algorithm.capability,
+        )
+    except HacpoError as error:
+        run.skip(f"advantages of {learner}", str(error))
+        return
+    where = np.repeat(whole, rewards_png[0].size)
+    for column in ("baseline", "sigma", "advantage", "omega", "effective_advantage"):
+        expected = np.zeros(rewards_png.shape)
+        expected[whole] = getattr(made, column)
+        rows.close("advantages", column, expected.ravel(), relative=TOLERANCE, absolute=TOLERANCE, where=where)
+    for column in ("uniform", "guarded"):
+        flags = np.zeros(rewards_png.shape, dtype=np.bool_)
+        flags[whole] = getattr(made, column)
+        rows.equal("advantages", column, pa.array(flags.ravel()), where=where)
+
+
+def _advantage_metrics(rows: Rows) -> dict[str, float | None]:
+    columns: dict[str, Any] = {
+        name: rows.floats(name) for name in ("reward", "baseline", "advantage", "omega", "effective_advantage")
+    }
+    if not all(np.isfinite(values).all() for values in columns.values()):
+        return {}
+    columns |= {name: rows.flags(name) for name in ("is_self", "uniform", "guarded")}
+    # Numbers instead of texts: what identifies a problem is all that is asked of them.
+    encoded = rows.arrow("problem_id").dictionary_encode()
+    columns["problem_id"] = encoded.indices.to_numpy(zero_copy_only=False)
+    return dict(advantage_summary(columns))

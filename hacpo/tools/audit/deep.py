@@ -1,0 +1,387 @@
+"""Doing a step's work over again with the run's own checkpoints, and comparing what comes out: `hacpo audit --deep`.
+
+Without a model an audit cannot know that a log-probability is the one that the policy gave, or that the weights after a
+step follow from its pool. Here generate, update and evaluate are repeated by the very commands of the run, into a
+scratch folder, so every number that they wrote is checked, the learner's log-probabilities after the first update and
+the new weights included. It costs as much as the run did.
+
+Same machine type, library versions and threads give the same bytes. Where nearly all of a step's rollouts are rescored
+to the same bits, so must everything else come out, and any other value is a finding. Elsewhere (another processor,
+another version) sampled tokens may differ by rounding; then rollouts are not sampled again, and log-probabilities and
+weights are compared within the tolerances below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import functools
+import importlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from hacpo.algorithm.rollouts import Row
+from hacpo.algorithm.support import Support, to_rows
+from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts.layout import Layout
+from hacpo.errors import HacpoError
+from hacpo.pipeline.session import Session
+from hacpo.pipeline.workers import Execute
+from hacpo.tools.audit.audit_run import AuditRun
+
+CHECK = "replay"
+"""Name of the invariant in every finding of this module."""
+
+SAME_SHARE = 0.9
+"""Share of a step's rollouts that must be rescored bit for bit for the machine to count as the run's own. Rounding that
+differs changes some bit of nearly every response; an edited value changes one."""
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest difference, in nats, between a recorded log-probability (of a token, or a response's mean) and its rescoring
+where the machine differs. Implementations differ by 4e-6 a token in float32 and up to 6e-2 in bfloat16."""
+
+LATER_UPDATES = 10.0
+"""How many times `TOLERANCE` the learner's log-probabilities may differ once updates of this step are behind them."""
+
+
+@dataclass
+class DeepReport:
+    """How much was done over again.
+
+    Attributes:
+        replayed: stages repeated; of them `exact` to the bit, the others within tolerances.
+    """
+
+    replayed: int = 0
+    exact: int = 0
+
+
+class _Silent:
+    """Shows nothing."""
+
+    def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
+        """See `ProgressSink`."""
+
+    def finished(self, stage: str, summary: str) -> None:
+        """See `ProgressSink`."""
+
+    def remark(self, text: str) -> None:
+        """See `ProgressSink`."""
+
+
+class DeepAudit:
+    """Repeats a run step by step; a context manager that removes its scratch folder.
+
+    Args:
+        run: the audit that the findings are part of.
+        entry: `module:function` that executes one `hacpo` command line in this process.
+
+    Attributes:
+        report: how much was done so far.
+    """
+
+    def __init__(self, run: AuditRun, entry: str) -> None:
+        module, _, name = entry.partition(":")
+        execute: Execute = getattr(importlib.import_module(module), name)
+        self.report = DeepReport()
+        self._run = run
+        self._execute = execute
+        self._session = Session(progress=_Silent(), driver=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="hacpo-audit-"))
+        self._replay = Layout(self._scratch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def check(self, step: int) -> None:
+        """Repeat one step of every agent; step 0 has evaluations only."""
+        for agent in self._run.agents:
+            if step > 0:
+                same = self._check_rollouts(step, agent)
+                self._check_side_sample(step, agent, same=same)
+                self._check_update(step, agent, same=same)
+            if self._run.settings.evaluated(step):
+                self._check_evaluation(step, agent)
+
+    # --- the stages ------------------------------------------------------------------------------------------------
+
+    def _check_rollouts(self, step: int, agent: str) -> bool:
+        """Rescore the rollouts, and sample them again where that must give the same.
+
+        Returns:
+            Whether this machine computes the run's bits.
+        """
+        layout = self._run.layout
+        path, before = layout.rollouts(step, agent), layout.checkpoint(step - 1, agent)
+        recorded = self._rows(path, tables.ROLLOUTS)
+        if not recorded or not self._is_there(before, "rescoring and sampling again"):
+            return False
+        try:
+            rescored = self._rescored(before, agent, recorded)
+        except Exception as error:  # of damaged weights or tokens, torch and transformers say what they like
+            self._find(path, expected=f"tokens that {before.parent.name}'s weights can score", found=_said(error))
+            return False
+        exact = sum(rescored[key]["logprobs"] == row["logprobs"] for key, row in recorded.items())
+        same = bool(exact >= SAME_SHARE * len(recorded))
+        self._compare(path, recorded, rescored, "policy")
+        if not same:
+            most = TOLERANCE[self._run.settings.engine.dtype]
+            near = functools.partial(_near, most=most)
+            note = f"within {most:g} nats: another machine than the run's"
+            for column in ("logprobs", "support_logprob"):
+                self._compare(path, recorded, rescored, column, near=near, note=note)
+        elif self._samples_elsewhere("sampling again"):
+            for column in ("logprobs", "support_logprob"):
+                self._compare(path, recorded, rescored, column)
+        else:
+            with self._repeated("generate", step, agent, before) as done:
+                fresh = self._rows(self._replay.rollouts(step, agent), tables.ROLLOUTS)
+                if done and fresh:
+                    self.report.exact += 1
+                    self._compare_all(path, recorded, fresh, tables.ROLLOUTS)
+        return same
+
+    def _check_side_sample(self, step: int, agent: str, *, same: bool) -> None:
+        """Sample the side sample again, where that must give the same."""
+        path, before = self._run.layout.side_rollouts(step, agent), self._run.layout.checkpoint(step - 1, agent)
+        recorded = self._rows(path, tables.SIDE_ROLLOUTS)
+        if not recorded or not same or self._samples_elsewhere("sampling the side sample again"):
+            return
+        with self._repeated("side_generate", step, agent, before) as done:
+            fresh = self._rows(self._replay.side_rollouts(step, agent), tables.SIDE_ROLLOUTS)
+            if done and fresh:
+                self.report.exact += 1
+                self._compare_all(path, recorded, fresh, tables.SIDE_ROLLOUTS)
+
+    def _rescored(self, checkpoint: Path, agent: str, recorded: Mapping[str, Row]) -> dict[str, Row]:
+        """`policy`, `logprobs` and `support_logprob` of recorded tokens within their support under a checkpoint, in the
+        order and batches of `generate`."""
+        from hacpo.engines.from_checkpoint import open_model
+        from hacpo.engines.interface import SamplingParameters, rescored
+        from hacpo.engines.transformers import TransformersEngine
+
+        settings = self._run.settings
+        tokenizer, model, policy = open_model(self._session.models, agent, checkpoint, settings.engine, "hacpo run")
+        scorer = TransformersEngine(
+            model,
+            eos_token_ids=tokenizer.stop_token_ids,
+            pad_token_id=tokenizer.pad_token_id,
+            batch_size=settings.engine.batch_size,
+            batch_tokens=settings.engine.batch_tokens,
+        )
+        sampling = settings.agents[agent].sampling
+        fresh = rescored(
+            scorer,
+            [(row["prompt_token_ids"], row["token_ids"]) for row in recorded.values()],
+            SamplingParameters(sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k),
+            [row["support"] for row in recorded.values()],
+        )
+        return {
+            key: {
+                "policy": policy,
+                "logprobs": one.logprobs.tolist(),
+                "support_logprob": None if one.support_logprob is None else one.support_logprob.tolist(),
+            }
+            for key, one in zip(recorded, fresh, strict=True)
+        }
+
+    def _samples_elsewhere(self, what: str) -> bool:
+        """Whether another engine than the training stack sampled: its tokens are not the same bits every time."""
+        from hacpo.engines.from_checkpoint import samples_with_vllm
+
+        elsewhere = samples_with_vllm(self._run.settings.engine)
+        if elsewhere:
+            self._run.skip(what, "vLLM does not repeat itself to the bit")
+        return elsewhere
+
+    def _check_update(self, step: int, agent: str, *, same: bool) -> None:
+        layout = self._run.layout
+        with self._repeated("update", step, agent, layout.checkpoint(step - 1, agent)) as done:
+            if not done:
+                return
+            self.report.exact += same
+            recorded = self._rows(layout.trace(step, agent), tables.TRACE)
+            fresh = self._rows(self._replay.trace(step, agent), tables.TRACE)
+            if recorded:
+                self._check_trace(layout.trace(step, agent), recorded, fresh, same=same)
+            if self._is_there(layout.checkpoint(step, agent), "the weights after an update"):
+                self._check_checkpoint(step, agent, same=same)
+
+    def _check_trace(self, path: Path, recorded: Mapping[str, Row], fresh: Mapping[str, Row], *, same: bool) -> None:
+        if same:
+            self._compare_all(path, recorded, fresh, tables.TRACE)
+            return
+        most = TOLERANCE[self._run.settings.engine.dtype]
+
+        def near(row: Row, found: float, wanted: float) -> bool:
+            return _near(row, found, wanted, most * (LATER_UPDATES if row["update"] else 1.0))
+
+        note = f"within {most:g} nats ({LATER_UPDATES:g} times that after the first update): another machine"
+        self._compare(path, recorded, fresh, "learner_logprob", near=near, note=note)
+
+    def _check_checkpoint(self, step: int, agent: str, *, same: bool) -> None:
+        """Every file of the new checkpoint; tensors one by one where bytes differ."""
+        here, there = self._run.layout.checkpoint(step, agent), self._replay.checkpoint(step, agent)
+        for name in sorted(_files(here) | _files(there)):
+            recorded, fresh = here / name, there / name
+            if not recorded.is_file() or not fresh.is_file():
+                known = {True: "a file", False: "no such file"}
+                self._find(recorded, expected=known[fresh.is_file()], found=known[recorded.is_file()])
+            elif not filecmp.cmp(recorded, fresh, shallow=False):
+                if recorded.suffix == ".safetensors":
+                    # Adam moves no weight by more than the step size in one update, so twice that parts two runs.
+                    optimizer = self._run.settings.optimizer
+                    most = 0.0 if same else 2 * optimizer.learning_rate * self._run.settings.updates_per_step
+                    if same or recorded.parent.name != "trainer":
+                        self._check_tensors(recorded, fresh, most)
+                else:
+                    self._find(recorded, expected="the same bytes as the repeated update's", found="other bytes")
+
+    def _check_tensors(self, recorded: Path, fresh: Path, most: float) -> None:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            found, wanted = load_file(recorded), load_file(fresh)
+        except SafetensorError as error:
+            self._find(recorded, expected="whole weights", found=str(error))
+            return
+        differing = False
+        for name in sorted(found.keys() | wanted.keys()):
+            if name not in found or name not in wanted or found[name].shape != wanted[name].shape:
+                shapes = [tuple(part[name].shape) if name in part else "no such tensor" for part in (wanted, found)]
+                self._find(recorded, name, expected=shapes[0], found=shapes[1])
+                differing = True
+                continue
+            one, other = found[name].double().flatten(), wanted[name].double().flatten()
+            odd = ((one - other).abs() > most).logical_or(one.isnan()).nonzero().flatten().tolist()
+            if odd:
+                values = {"expected": float(other[odd[0]]), "found": float(one[odd[0]])}
+                self._find(recorded, name, f"element[{odd[0]}]", **values, count=len(odd))
+                differing = True
+        if not differing and most == 0.0:
+            self._find(
+                recorded, expected="the same bytes as the repeated update's", found="the same tensors, other bytes"
+            )
+
+    def _check_evaluation(self, step: int, agent: str) -> None:
+        layout = self._run.layout
+        path = layout.evaluation(step, agent)
+        recorded = self._rows(path, tables.EVALUATIONS)
+        if not recorded or self._samples_elsewhere("evaluating again"):
+            return
+        with self._repeated("evaluate", step, agent, layout.checkpoint(step, agent)) as done:
+            fresh = self._rows(self._replay.evaluation(step, agent), tables.EVALUATIONS)
+            if done and sum(fresh.get(key) == row for key, row in recorded.items()) >= SAME_SHARE * len(recorded):
+                self.report.exact += 1
+                self._compare_all(path, recorded, fresh, tables.EVALUATIONS)
+
+    # --- repeating and comparing -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _repeated(self, stage: str, step: int, agent: str, checkpoint: Path) -> Iterator[bool]:
+        """Repeat a stage into the scratch folder, which is emptied afterwards; yields whether that worked."""
+        done = self._is_there(checkpoint, f"repeating {stage}")
+        if done:
+            options = ["--step", str(step), "--agent", agent, "--out", str(self._scratch)]
+            options += ["--side"] if stage.startswith("side_") else []
+            try:
+                self._execute([stage.removeprefix("side_"), str(self._run.pipeline.folder), *options], self._session)
+            except Exception as error:  # a stage trusts its inputs, which here may be anything
+                self._find(checkpoint, expected=f"inputs that {stage} can be repeated from", found=_said(error))
+                done = False
+        self.report.replayed += done
+        try:
+            yield done
+        finally:
+            for path in self._scratch.iterdir():
+                storage.remove(path)
+
+    def _is_there(self, checkpoint: Path, what: str) -> bool:
+        if not checkpoint.is_dir():
+            self._run.skip(what, "the checkpoint is not there")
+        return checkpoint.is_dir()
+
+    def _rows(self, path: Path, table: tables.Table) -> dict[str, Row]:
+        """Rows by their key; none where the table cannot be read (the audit of the tables says so)."""
+        try:
+            rows = to_rows(parquet.read_table(path, table))
+        except HacpoError:
+            return {}
+        # A step's updates see each response once.
+        names = [name for name in table.key if name != "update"]
+        return {"/".join(str(row[name]) for name in names): row for row in rows}
+
+    def _compare_all(
+        self, path: Path, recorded: Mapping[str, Row], fresh: Mapping[str, Row], table: tables.Table
+    ) -> None:
+        """Every column; and rows that only the repetition has."""
+        for column in table.schema.names:
+            self._compare(path, recorded, fresh, column)
+        missing = [key for key in fresh if key not in recorded]
+        if missing:
+            self._find(path, missing[0], expected="a row", found="no such row", count=len(missing))
+
+    def _compare(
+        self,
+        path: Path,
+        recorded: Mapping[str, Row],
+        fresh: Mapping[str, Row],
+        column: str,
+        *,
+        near: Callable[[Row, Any, Any], bool] | None = None,
+        note: str = "",
+    ) -> None:
+        """One finding for all rows of a column that are not as repeated; the first is named."""
+        odd = [
+            key
+            for key, row in recorded.items()
+            if key in fresh
+            and not (near(row, row[column], fresh[key][column]) if near else row[column] == fresh[key][column])
+        ]
+        if odd:
+            wanted, found = fresh[odd[0]][column], recorded[odd[0]][column]
+            where, wanted, found = _first_difference(column, wanted, found)
+            self._find(path, odd[0], where, expected=wanted, found=found, count=len(odd), note=note)
+
+    def _find(self, path: Path, row: str = "", column: str = "", **facts: Any) -> None:
+        self._run.find(CHECK, path, row, column, **facts)
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return lines[0] if isinstance(error, HacpoError) else f"{type(error).__name__}: {lines[0][:120]}"
+
+
+def _near(_: Row, found: Any, wanted: Any, most: float) -> bool:
+    if found is None or wanted is None:
+        return found is wanted
+    one, other = np.asarray(found, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
+    return one.shape == other.shape and bool((np.abs(one - other) <= most).all())
+
+
+def _first_difference(column: str, wanted: Any, found: Any) -> tuple[str, Any, Any]:
+    """Where in a list value the first difference is; other values as they are."""
+    wanted, found = (one.lists() if isinstance(one, Support) else one for one in (wanted, found))
+    if not isinstance(wanted, list) or not isinstance(found, list):
+        return column, wanted, found
+    for index, (one, other) in enumerate(zip(wanted, found, strict=False)):
+        if one != other:
+            return f"{column}[{index}]", one, other
+    return column, f"{len(wanted)} values", f"{len(found)} values"
+
+
+def _files(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}

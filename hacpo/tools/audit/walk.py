@@ -1,0 +1,162 @@
+"""A whole audit: settings and inputs, every step, what no stage makes, DVC's records, texts, and the repetition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from hacpo.errors import SettingsError
+from hacpo.pipeline.elsewhere import described
+from hacpo.pipeline.project import Pipeline
+from hacpo.tools.audit.audit_run import AuditRun
+from hacpo.tools.audit.dvc_records import check_locks
+from hacpo.tools.audit.findings import Finding
+from hacpo.tools.audit.inputs import check_inputs, open_run
+from hacpo.tools.audit.leftovers import check_leftovers
+from hacpo.tools.audit.steps import Presence, check_models, check_step
+
+if TYPE_CHECKING:
+    from hacpo.tools.audit.deep import DeepReport
+    from hacpo.tools.audit.texts import TextReport
+
+Texts = Literal["all", "sample", "none"]
+
+ALL_TEXTS_UP_TO = 20_000
+"""Rollouts of a run up to which all texts are read unless asked otherwise: a few minutes' work."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, the steps done, and all."""
+
+
+@dataclass
+class Audit:
+    """What an audit found, and what it looked at.
+
+    Attributes:
+        first, last: the steps that were asked for.
+        reached: the last step of which the run has anything.
+        steps: the steps that were audited.
+        rows, files: table -> what was read.
+        skipped: (what was not checked, why) -> how many times.
+        texts: how many texts were read.
+    """
+
+    run: str
+    first: int
+    last: int
+    reached: int
+    texts: Texts
+    findings: list[Finding]
+    rows: Counter[str]
+    files: Counter[str]
+    skipped: Counter[tuple[str, str]]
+    steps: list[int] = field(default_factory=list)
+    text_report: TextReport | None = None
+    deep_report: DeepReport | None = None
+
+
+def audit(
+    pipeline: Pipeline,
+    *,
+    texts: Texts | None = None,
+    deep: bool = False,
+    first: int | None = None,
+    last: int | None = None,
+    entry: str = "",
+    on_progress: OnProgress | None = None,
+) -> Audit:
+    """Check every invariant of a run on its files.
+
+    Args:
+        texts: which texts to read; None: all of a small run, else a sample.
+        deep: repeat the run with its checkpoints (needs `entry`, the `module:function` that executes one command line).
+        first, last: steps to audit, 0 (the start) to T; all if None.
+
+    Raises:
+        SettingsError: the steps are out of range, or nothing has been made yet.
+    """
+    first, last = _range(pipeline, first, last)
+    tell = on_progress or _silent
+    if not pipeline.layout.root.is_dir():
+        raise SettingsError(
+            "there is nothing to audit", where=pipeline.layout.root, remedy=f"run `{pipeline.command('run')}`"
+        )
+    run = open_run(pipeline)
+    presence = Presence.of(run)
+    inputs = check_inputs(run, begun=bool(presence.here or presence.holes))
+    result = Audit(
+        run=pipeline.run,
+        first=first,
+        last=last,
+        reached=presence.reached(run),
+        texts=texts or _default_texts(run, presence),
+        findings=run.findings,
+        rows=run.rows,
+        files=run.files,
+        skipped=run.skipped,
+    )
+    for path in presence.holes:
+        run.find("files", path, expected="a table, as later ones were made from it", found="missing")
+    steps = range(first, last + 1)
+    for step in steps:
+        tell("tables", step - first, len(steps))
+        with np.errstate(all="ignore"):  # numbers that are not finite are findings, not warnings
+            if step in inputs.batches and presence.at(run, step):
+                check_step(run, inputs.batches[step], presence)
+                result.steps.append(step)
+            check_models(run, step, presence, inputs.sets)
+    if run.not_here:
+        run.skip("what needs weights, tokenizers or optimizers", described(pipeline, run.not_here))
+    check_leftovers(run, presence.holes)
+    tell("records of DVC", len(steps), len(steps))
+    check_locks(run)
+    if result.texts != "none":
+        result.text_report = _read_texts(run, result, tell)
+    if deep:
+        result.deep_report = _repeat(run, result, entry, tell)
+    return result
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+def _range(pipeline: Pipeline, first: int | None, last: int | None) -> tuple[int, int]:
+    steps = pipeline.settings.steps
+    for name, value in (("--from", first), ("--until", last)):
+        if value is not None and not 0 <= value <= steps:
+            raise SettingsError(f"{name} is out of range", where=pipeline.folder, expected=f"0 to {steps}", found=value)
+    begin, end = first or 0, steps if last is None else last
+    if begin > end:
+        raise SettingsError("--from is after --until", expected=f"at most {end}", found=begin)
+    return begin, end
+
+
+def _default_texts(run: AuditRun, presence: Presence) -> Texts:
+    settings = run.settings
+    per_step = len(run.agents) * settings.batch.prompts * settings.responses_per_prompt
+    return "all" if presence.reached(run) * per_step <= ALL_TEXTS_UP_TO else "sample"
+
+
+def _read_texts(run: AuditRun, result: Audit, on_progress: OnProgress) -> TextReport:
+    from hacpo.tools.audit.texts import TextAudit
+
+    with TextAudit(run, result.texts) as reader:
+        for step in range(result.first, result.last + 1):
+            on_progress("texts", step - result.first, result.last - result.first + 1)
+            reader.check(step)
+        return reader.report
+
+
+def _repeat(run: AuditRun, result: Audit, entry: str, on_progress: OnProgress) -> DeepReport:
+    from hacpo.tools.audit.deep import DeepAudit
+
+    with DeepAudit(run, entry) as repeated:
+        for step in range(result.first, result.last + 1):
+            on_progress("repeating", step - result.first, result.last - result.first + 1)
+            repeated.check(step)
+        return repeated.report

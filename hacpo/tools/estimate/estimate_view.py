@@ -1,0 +1,250 @@
+"""An estimate on a terminal of 100 columns, and as JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from hacpo.tools.estimate.memory import total
+from hacpo.tools.estimate.totals import RunEstimate
+
+_SECTIONS = ("sampling", "rescoring", "training")
+
+
+def amount(value: float) -> str:
+    """`1,234`, `12.3 M`, `4.0 G`: counts of anything."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.{1 if value / size < 100 else 0}f} {unit}"
+    return f"{value:,.0f}"
+
+
+def size(value: float) -> str:
+    """`12.3 GiB`."""
+    for unit, least in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if value >= least:
+            return f"{value / least:.{1 if value / least < 100 else 0}f} {unit}"
+    return f"{value / 2**10:.0f} KiB"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    if seconds < 120:
+        return f"{seconds:.{1 if seconds < 10 else 0}f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
+    return table
+
+
+def print_run(console: Console, found: RunEstimate) -> None:
+    """One run, section by section."""
+    settings, work = found.settings, found.work
+    console.print(found.run, style="bold")
+    console.print(
+        f"  {settings.algorithm.recipe}: {settings.steps} steps x {settings.batch.prompts} prompts x "
+        f"{settings.responses_per_prompt} responses from each of {len(found.agents)} agents"
+    )
+    for note in found.notes:
+        console.print(f"  {note}")
+    for section in (_agents(found), _work(found), _memory(found), _disk(found), _time(found)):
+        console.print()
+        console.print(section)
+    console.print(f"{found.hardware}: {found.device.source}")
+    console.print()
+    console.print(
+        f"{amount(work.rollouts())} rollouts, {size(found.disk.kept)} on disk at the end, "
+        f"{duration(found.run_seconds)} on {found.hardware}"
+    )
+    if found.device.memory_gib is not None:
+        console.print(_fits(found, found.device.memory_gib))
+    if found.measured_seconds is not None:
+        console.print(f"at the pace of the finished steps: {duration(found.measured_seconds)}")
+
+
+def _agents(found: RunEstimate) -> Table:
+    table = _table("agent", "model", "parameters", "trained", "context", "prompt", "response", "at most", left=2)
+    for name, agent in found.agents.items():
+        lengths = agent.training
+        table.add_row(
+            name,
+            agent.model if len(agent.model) <= 24 else f"…{agent.model[-23:]}",
+            amount(agent.parameters),
+            amount(agent.trained),
+            "-" if agent.shape.context is None else f"{agent.shape.context:,}",
+            f"{lengths.prompt:,.0f}",
+            f"{lengths.response:,.0f}",
+            f"{lengths.most:,}",
+        )
+    return table
+
+
+def _work(found: RunEstimate) -> Table:
+    work = found.work
+    table = _table("sampled and learned", "a step", "an evaluation", "the run")
+    agents = list(work.agents.values())
+    evaluations = [agent.evaluation for agent in agents]
+    own, side = (sum(getattr(a, kind).responses for a in agents) for kind in ("step", "side"))
+    table.add_row("rollouts", amount(own), "", amount(work.rollouts() - work.side()))
+    if side:
+        table.add_row("side sample, for capability", amount(side), "", amount(work.side()))
+    table.add_row("evaluation answers", "", amount(sum(e.responses for e in evaluations)), amount(work.answers()))
+    table.add_row(
+        "sampled tokens",
+        amount(sum(a.step.tokens + a.side.tokens for a in agents)),
+        amount(sum(e.tokens for e in evaluations)),
+        amount(work.sampled_tokens()),
+    )
+    table.add_row(
+        "  at most",
+        amount(sum(a.step.most_tokens + a.side.most_tokens for a in agents)),
+        amount(sum(e.most_tokens for e in evaluations)),
+        amount(work.most_sampled_tokens()),
+    )
+    table.add_row("responses in updates", amount(sum(a.learned for a in agents)), "", amount(work.learned()))
+    table.add_row(
+        "their tokens, with prompts", amount(sum(a.learned_tokens for a in agents)), "", amount(work.learned_tokens())
+    )
+    table.add_row(
+        "optimizer updates",
+        amount(sum(a.updates for a in agents)),
+        "",
+        amount(work.steps * sum(a.updates for a in agents)),
+    )
+    return table
+
+
+def _memory(found: RunEstimate) -> Table:
+    where = "process" if found.device.memory_gib is None else "GPU"
+    table = _table(f"memory of one {where}", *found.agents)
+    for phase in _SECTIONS:
+        each = [agent.memory[phase] for agent in found.agents.values()]
+        with_engine = {"sampling": f"sampling ({found.engine})", "training": _training(found)}.get(phase, phase)
+        table.add_row(with_engine, *(size(total(parts)) for parts in each), style="bold")
+        bytes_of = [{part.name: part.bytes for part in parts} for parts in each]
+        for name in dict.fromkeys(name for parts in bytes_of for name in parts):
+            table.add_row(f"  {name}", *(size(parts[name]) if name in parts else "-" for parts in bytes_of))
+    if any(agent.host for agent in found.agents.values()):
+        table.add_row(
+            "the machine's own, loading", *(size(agent.host) for agent in found.agents.values()), style="bold"
+        )
+    return table
+
+
+def _training(found: RunEstimate) -> str:
+    launcher = found.settings.launcher
+    batch = max((agent.micro_batch for agent in found.agents.values()), key=lambda one: one.tokens)
+    return f"training (of {launcher.world_size}; {batch.sequences} x {batch.longest:,} tokens a pass)"
+
+
+def _disk(found: RunEstimate) -> Table:
+    disk = found.disk
+    table = _table("disk", "a step", "the run")
+    steps = found.settings.steps
+    for name, bytes_of_step in disk.step.items():
+        table.add_row(name, size(bytes_of_step), size(bytes_of_step * steps))
+    table.add_row("evaluations", "", size(disk.evaluation * found.work.evaluations))
+    table.add_row("checkpoints, all of them", size(disk.checkpoint), size(disk.written - disk.tables))
+    table.add_row("in all, without retention", "", size(disk.written), style="bold")
+    table.add_row("after retention", "", size(disk.kept), style="bold")
+    table.add_row("at most on the way", "", size(disk.most))
+    table.add_row("DVC's cache beside it", "", size(disk.cached))
+    return table
+
+
+def _time(found: RunEstimate) -> Table:
+    table = _table("time of a step", *found.agents)
+    each = [agent.seconds for agent in found.agents.values()]
+    for name in ("sampling", "rescoring", "update", "checkpoint", "other"):
+        table.add_row(name, *(duration(getattr(seconds, name)) for seconds in each))
+    table.add_row("an evaluation", *(duration(seconds.evaluation) for seconds in each))
+    return table
+
+
+def _fits(found: RunEstimate, memory_gib: float) -> str:
+    peak = found.peak()
+    phase = max(peak, key=lambda name: peak[name])
+    verdict = "fits into" if peak[phase] <= memory_gib * 2**30 else "DOES NOT FIT into"
+    return f"{phase} takes most memory of a GPU: {size(peak[phase])}, which {verdict} {memory_gib:g} GiB"
+
+
+def print_comparison(console: Console, found: Sequence[RunEstimate]) -> None:
+    """Several runs, one a line, with each one's rollouts as a multiple of the least."""
+    common = os.path.commonpath([os.path.dirname(one.run) for one in found])
+    table = _table(f"{common}/" if common else "run", "rollouts", "x", "sampled", "learned", "memory", "disk", "time")
+    least = min(one.work.rollouts() for one in found)
+    for one in found:
+        table.add_row(
+            os.path.relpath(one.run, common or "."),
+            amount(one.work.rollouts()),
+            f"{one.work.rollouts() / least:,.3g}",
+            amount(one.work.sampled_tokens()),
+            amount(one.work.learned_tokens()),
+            size(max(one.peak().values())),
+            size(one.disk.kept),
+            duration(one.run_seconds),
+        )
+    console.print(table)
+    console.print("sampled: response tokens, evaluations included; learned: tokens of all updates, prompts included;")
+    console.print("memory: of the largest process; disk: at the end, after retention")
+    for note in dict.fromkeys(note for one in found for note in one.notes):
+        of = [os.path.relpath(one.run, common or ".") for one in found if note in one.notes]
+        console.print(f"  {note}" if len(of) == len(found) else f"  {note}: {', '.join(of)}")
+    for name in dict.fromkeys(one.hardware for one in found):
+        source = next(one.device.source for one in found if one.hardware == name)
+        console.print(f"  {name}: {source}")
+
+
+def as_json(found: RunEstimate) -> dict[str, Any]:
+    """Everything as plain values: bytes, tokens and seconds."""
+    work, disk = found.work, found.disk
+    return {
+        "run": found.run,
+        "recipe": found.settings.algorithm.recipe,
+        "engine": found.engine,
+        "hardware": {"name": found.hardware, "source": found.device.source, "memory_gib": found.device.memory_gib},
+        "notes": found.notes,
+        "totals": {
+            "rollouts": work.rollouts(),
+            "side_rollouts": work.side(),
+            "answers": work.answers(),
+            "sampled_tokens": work.sampled_tokens(),
+            "most_sampled_tokens": work.most_sampled_tokens(),
+            "learned_responses": work.learned(),
+            "learned_tokens": work.learned_tokens(),
+            "evaluations": work.evaluations,
+            "step_seconds": found.step_seconds,
+            "run_seconds": found.run_seconds,
+            "measured_seconds": found.measured_seconds,
+        },
+        "disk_bytes": asdict(disk),
+        "agents": {
+            name: {
+                "model": agent.model,
+                "shape": asdict(agent.shape),
+                "parameters": agent.parameters,
+                "trained": agent.trained,
+                "lengths": asdict(agent.training),
+                "work": asdict(work.agents[name]),
+                "memory_bytes": {
+                    phase: {"total": total(parts), "parts": [asdict(part) for part in parts]}
+                    for phase, parts in agent.memory.items()
+                },
+                "micro_batch": asdict(agent.micro_batch),
+                "host_bytes": agent.host,
+                "seconds": asdict(agent.seconds),
+            }
+            for name, agent in found.agents.items()
+        },
+    }

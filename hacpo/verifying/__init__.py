@@ -1,0 +1,1 @@
+"""Whether a response earns its reward: math-verify behind bounds, or a function of the user's own."""

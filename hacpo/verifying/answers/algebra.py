@@ -1,0 +1,158 @@
+r"""Whether two single values are mathematically equal: math-verify, and the guards around it.
+
+The only module that imports math-verify, its LaTeX reader latex2sympy2_extended and SymPy. It is for worker processes,
+because a comparison may take any time and memory. Texts are as `answers.tidy` leaves them.
+
+The reader takes some texts for other values than they have: juxtaposed integers are added (`2(3)` is 5), letters lose
+their case (`R - r` is 0), `\operatorname` runs functions of SymPy. The guards below rewrite or refuse these. The
+comparison rounds to six decimals, which makes all small numbers equal; a relative bound repairs that.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from functools import lru_cache
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+from math_verify.grader import verify
+
+from hacpo.verifying.answers.spelling import same_characters
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that time limits are off; ours are outside
+
+RELATIVE_TOLERANCE = 1e-4
+"""Largest relative difference of two values that agree to six decimals; matters below 0.01 only."""
+
+_UNREADABLE = re.compile(
+    r"[0-9]\s+[0-9]"  # 2 3 would be 5
+    r"|[0-9]\.[0-9]+\.[0-9]"  # 1.2.3 would be a product
+    r"|[0-9]\s*\{|^\{[^{}]*\}\s*\{"  # 5{6} would be 11
+    r"|%|\?|__|\\operatorname"
+)
+_GROUPING = [
+    (re.compile(r"(?<![_^0-9.A-Za-z\\])([0-9]+(?:\.[0-9]+)?)\s*(?=\()"), r"\1\\cdot "),
+    (re.compile(r"\)\s*(?=[0-9a-zA-Z(]|\\(?:frac|sqrt|pi|sin|cos|tan|log|ln)(?![a-zA-Z]))"), r")\\cdot "),
+    (re.compile(r"(?<![A-Za-z\\])([Ee])(?=\s*_)"), r"\\mathcal{\1}"),
+]
+_DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*\^\\circ")
+_IMAGINARY = re.compile(r"(?<![A-Za-z\\_])(?<!_\{)i(?![A-Za-z])|\\text\{i\}")
+_COMMAND = re.compile(r"\\[a-zA-Z]+(?:\{[a-zA-Z ]+\})?")
+_EVALUATED_WHEN_READ = re.compile(r"\\binom\s*\{[^{}]*(?:[0-9]{5}|[!^])|\\[gG]amma\s*\(|(?:!\s*){3}")
+MAX_DIGITS = 10_000
+"""Longest whole number that a comparison may have to write out."""
+
+
+class UnreadableError(Exception):
+    """The library cannot read a text, so nothing is known about its value."""
+
+
+class TooLargeError(Exception):
+    """A number in a text is too large to be computed with."""
+
+
+def equal(answer: str, gold: str) -> bool:
+    """Whether two values, equations, inequalities, unions or matrices are equal, math-verify's way.
+
+    An answer that cannot be read is equal to a gold answer of the same characters only.
+
+    Raises:
+        UnreadableError: the gold answer cannot be read, and the two are not the same characters.
+        TooLargeError: a number is too large to be computed with, such as 9^{9^9}.
+    """
+    if same_characters(answer, gold):
+        return True
+    if answer.count("'") != gold.count("'"):
+        return False  # the library drops primes
+    both = _without_commands(answer) + " " + _without_commands(gold)
+    lowercase = not any(letter.isupper() and letter.lower() in both for letter in both)
+    indexed = re.search(r"\\(?:sum|prod)", answer + gold)  # there, i is an index
+    imaginary = not indexed and bool(_IMAGINARY.search(answer) or _IMAGINARY.search(gold))
+    expected = _read(gold, lowercase, imaginary)
+    try:
+        found = _read(answer, lowercase, imaginary)
+    except UnreadableError:
+        return False
+    if not verify(expected, found, allow_set_relation_comp=True, timeout_seconds=None):
+        return False
+    if isinstance(found, sympy.Eq) and isinstance(expected, sympy.Eq):
+        return _same_equation(found, expected)
+    return _relatively_close(found, expected)
+
+
+def _without_commands(text: str) -> str:
+    return _COMMAND.sub(" ", text)
+
+
+def _prepared(text: str, imaginary: bool) -> str:
+    text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\mathcal{I}", text)  # the reader takes I for the imaginary unit
+    if imaginary:
+        text = re.sub(r"I(?=\s*\^)", "(I)", _IMAGINARY.sub("I", text))  # it also drops an exponent of I
+    if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    text = text.replace("^\\circ", "")
+    for pattern, replacement in _GROUPING:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str, lowercase: bool, imaginary: bool) -> Any:
+    prepared = _prepared(text, imaginary)
+    if _UNREADABLE.search(prepared):
+        raise UnreadableError(text)
+    if _EVALUATED_WHEN_READ.search(prepared):
+        raise TooLargeError(text)
+    try:
+        value = latex2sympy(
+            prepared,
+            is_real=not imaginary,
+            normalization_config=None,
+            conversion_config=ConversionConfig(lowercase_symbols=lowercase),
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # the reader raises bare Exceptions, and others from deep inside
+        raise UnreadableError(text) from error
+    if _digits(value) > MAX_DIGITS:
+        raise TooLargeError(text)
+    return value
+
+
+def _digits(node: Any) -> float:
+    """An upper estimate of the digits of the largest number in an expression that is not evaluated yet."""
+    if isinstance(node, sympy.Rational):
+        return math.log10(max(abs(node.p), node.q)) if node.is_finite else 1.0
+    parts = node if isinstance(node, sympy.MatrixBase) else getattr(node, "args", ())
+    sizes = [_digits(part) for part in parts]
+    if isinstance(node, (sympy.Pow, sympy.exp)) and sizes and node.exp.is_number:
+        return max(1.0, sizes[0]) * _magnitude(node.exp)
+    if isinstance(node, sympy.factorial) and node.args[0].is_number:
+        return max(1.0, sizes[0]) * _magnitude(node.args[0])
+    return sum(sizes) if isinstance(node, sympy.Mul) else max(sizes, default=1.0)
+
+
+def _magnitude(node: Any) -> float:
+    return abs(float(node)) if isinstance(node, sympy.Float) else 10 ** min(_digits(node), 300.0)
+
+
+def _same_equation(found: Any, expected: Any) -> bool:
+    """Whether two equations that the library calls equal are: it says so of any two without solutions."""
+    ratio = sympy.simplify((found.lhs - found.rhs) / (expected.lhs - expected.rhs))
+    return bool(ratio.is_number) or bool(sympy.solve(expected))
+
+
+def _relatively_close(found: Any, expected: Any) -> bool:
+    """Whether two numbers agree relatively too; true of all that are not two numbers."""
+    if not (isinstance(found, sympy.Expr) and isinstance(expected, sympy.Expr)):
+        return True
+    if found.free_symbols or expected.free_symbols or (found.is_Integer and expected.is_Integer):
+        return True
+    value, gold = found.doit().evalf(15), expected.doit().evalf(15)
+    if not value.is_finite or not gold.is_finite:
+        return True
+    larger = max(sympy.Abs(value).evalf(15), sympy.Abs(gold).evalf(15))
+    return bool(sympy.Abs(value - gold).evalf(15) <= RELATIVE_TOLERANCE * larger)
