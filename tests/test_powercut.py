@@ -17,13 +17,13 @@ from soak.powercut import build, is_output, is_promised, variables
 WRITING = """
 import shutil, sys
 from pathlib import Path
-from hacpo import schema
+from hacpo.artifacts import storage
 for number in range(2):
-    with schema.atomic(Path("artifacts/run/rollouts/agent=ada")) as scratch:
+    with storage.atomic(Path("artifacts/run/rollouts/agent=ada")) as scratch:
         (scratch / "inner").mkdir(parents=True)
         for name in "abc":
             (scratch / "inner" / name).write_text(f"{name} {number}" * 1000)
-    schema.write_json(Path("artifacts/run/settings.json"), number)
+    storage.write_json(Path("artifacts/run/settings.json"), number)
 """
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 MISBEHAVING = """
 import os, signal, time
-from hacpo import verification_worker as worker
+from hacpo.verifying import worker
 
 honest = worker._compare
 
@@ -360,7 +360,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     script = f"""
         import sys, threading, time
         from pathlib import Path
-        from hacpo import reward, verification_pool
+        from hacpo.verifying import verifier as reward, worker_pool as verification_pool
         from hacpo.settings.verification import VerificationSettings
         verification_pool._WORKER = (sys.executable, "-c", {MISBEHAVING!r})
         verifier = reward.Verifier(VerificationSettings(timeout_seconds=60))

@@ -290,7 +290,8 @@ def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
         "from hacpo.engines.training.warm_start import warm_start; "
         "warm_start('ada', TinySettings.model_validate_json(sys.argv[1]), 1, Path(sys.argv[2]))"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT)}
+    threads = str(torch.get_num_threads())  # other tests may have set them here
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
     subprocess.run(
         [sys.executable, "-c", program, settings.model_dump_json(), str(there)],
         check=True, env=environment, capture_output=True,
