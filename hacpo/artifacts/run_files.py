@@ -1,4 +1,4 @@
-"""One way to read a run: any of its tables, of any step and agent, whole or shard by shard."""
+"""One way to read a run: any of its tables, of any step and agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a disk, or the system before it, refuses: one error for it, whichever library met it and whatever became of it.
+"""Writing so that a path that exists is whole, and one error for what a disk, or the system before it, refuses.
 
 Python and Arrow raise OSError; safetensors and tokenizers put the system's number into a text of their own; SQLite has
 codes. Readers take what they meet for a damaged file, so what an error came from counts as well.

@@ -126,11 +126,12 @@ class StageSpec:
         due = {"start": step == 0, "step": step > 0, "evaluation": settings.evaluated(step)}.get(self.at, False)
         return due and (self.when is None or self.when(settings, step))
 
-    def reads_of(self, artifact: Artifact, whose: str, mine: str, step: int, other: int) -> bool:
-        """Whether the stage of a step and of the agent `mine` reads an artifact of the agent `whose` and the step
-        `other`."""
+    def reads_of(self, settings: Settings, artifact: Artifact, whose: str, mine: str, step: int, other: int) -> bool:
+        """Whether the stage of a step and of the agent `mine`, under a run's settings, reads an artifact of the agent
+        `whose` and the step `other`."""
         return any(
             use.artifact == artifact
+            and use.holds(settings, step)
             and (use.step == "all" or use.steps(step) == other or artifact.per == "run")
             and (use.whose == "all" or whose in (mine, ""))
             for use in self.reads

@@ -31,8 +31,6 @@ _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change th
 _UNCACHED = "          cache: false"
 _CACHED = re.compile(r"      - artifacts/\S+/checkpoints/step=[^:]+")
 """A checkpoint among the outputs, without a flag."""
-
-
 _STEP, _AGENT = "step=${step}", "${item.agent}"
 _STEPS = {"this": _STEP, "before": "step=${prev}", "start": step_dir(0), "all": ""}
 

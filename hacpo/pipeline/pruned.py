@@ -60,6 +60,11 @@ def was_pruned(layout: Layout, step: int, agent: str) -> Pruned | None:
 
 
 def write_record(layout: Layout, record: Mapping[str, Mapping[int, Pruned]]) -> None:
+    """Write the record, atomically.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
     storage.write_json(
         layout.pruned,
         {

@@ -28,9 +28,9 @@ from hacpo.pipeline.locks import stage_lock
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress, Session
-from hacpo.settings import agents
 from hacpo.settings import params as settings_of
-from hacpo.settings import root as run
+from hacpo.settings.agents import INHERITED
+from hacpo.settings.root import Settings
 
 if TYPE_CHECKING:
     from hacpo.tokens.tokenizers import ChatTokenizer
@@ -57,7 +57,7 @@ class Stage:
     limit: int | None
     overrides: Sequence[str]
     session: Session
-    settings: run.Settings
+    settings: Settings
     """Only what the stage declares in `hacpo.pipeline.catalogue`; anything else raises AttributeError."""
     metrics: dict[str, float] = field(default_factory=dict)
     policy: str | None = None
@@ -103,7 +103,7 @@ class Stage:
         whose = (self.agent or "") if agent is None else agent
         if artifact.per in ("run", "step"):
             whose = ""
-        if not self.spec.reads_of(artifact, whose, self.agent or "", self.step, step):
+        if not self.spec.reads_of(self.pipeline.settings, artifact, whose, self.agent or "", self.step, step):
             raise UndeclaredError(
                 f"{self.name} reads {artifact.path(step_dir(step), whose)}, which its entry does not say"
             )
@@ -132,7 +132,7 @@ class Stage:
 
     def read_problems(self, name: str) -> pa.Table:
         """Read and check one `<set>/<split>` of problems."""
-        if not self.spec.reads_of(tables.DATA, "", "", self.step, self.step):
+        if not self.spec.reads_of(self.pipeline.settings, tables.DATA, "", "", self.step, self.step):
             self.place(tables.PROBLEMS)
         made_by = self.pipeline.command_for(catalogue.PREPARE, 0, "")
         return parquet.read_table(
@@ -312,13 +312,13 @@ def _check_read(spec: StageSpec, agent: str | None, key: str) -> None:
     """An override that the stage does not read would silently do nothing."""
     read = ["agents" if known == "agent_names" else known for known in settings_of.tracked(spec.settings, agent)]
     mine = [known.removeprefix(f"agents.{agent}.") for known in read]
-    read += [known for known in mine if known.partition(".")[0] in agents.INHERITED and known not in read]
+    read += [known for known in mine if known.partition(".")[0] in INHERITED and known not in read]
     dotted = f"{key}."
     if key != "algorithm.recipe" and not any(dotted.startswith(f"{r}.") or f"{r}.".startswith(dotted) for r in read):
         raise SettingsError(f"{spec.name} does not read this setting", where=f"--set {key}", expected=", ".join(read))
 
 
-def _check_changes(spec: StageSpec, agent: str | None, before: run.Settings, after: run.Settings) -> None:
+def _check_changes(spec: StageSpec, agent: str | None, before: Settings, after: Settings) -> None:
     """Overrides of what this agent has a value of its own for, or of another agent's, would silently do nothing."""
     changed = settings_of.dump(before) != settings_of.dump(after)
     if changed and settings_of.reads(before, spec.settings, agent) == settings_of.reads(after, spec.settings, agent):
