@@ -67,7 +67,7 @@ class Recorder:
             if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and signature(one) not in self.flushed:
                 self.problems.append(f"{path}: {one.name} was not flushed")
         if path.name == "dvc.lock":
-            self.problems += [f"{path} before {name}" for name in self._pending.values()]
+            self.problems += [f"{path} before {name}" for name in self._pending.values() if os.path.lexists(name)]
         self.named.append(str(path))
         if "/.dvc/cache/runs/" not in str(path):  # an entry that is not there is only not found
             self._pending[path.parent.resolve()] = str(path)

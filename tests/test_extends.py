@@ -105,7 +105,7 @@ def dvc(*arguments: str) -> str:
         ("pipelines/pair/owm", "there is no params.yaml. Did you mean pipelines/pair/own?"),
         ("pipelines/pair", "It holds 1 runs; name one, for example pipelines/pair/own"),
         ("small", "is no pipeline folder (expected <project>/pipelines/<run>). Did you mean pipelines/small?"),
-        ("pipelines/zzz", "there is no params.yaml. There are pair/own, small"),
+        ("pipelines/zzz", "there is no params.yaml. The runs here are pipelines/pair/own, pipelines/small"),
     ],
 )
 def test_a_wrong_folder_names_what_may_have_been_meant(grouped: Path, cli: Cli, folder: str, says: str) -> None:

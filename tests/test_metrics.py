@@ -12,7 +12,7 @@ import pytest
 
 from conftest import PARAMS, SHARED
 from hacpo.errors import SettingsError
-from hacpo.evaluation.metrics import Estimate, pass_at_k, plain_mean, summary
+from hacpo.evaluation.metrics import Estimate, of_problem, pass_at_k, plain_mean, summary
 from hacpo.evaluation.values import Response
 from hacpo.settings import params as settings_of
 from hacpo.settings.series import Metric
@@ -68,9 +68,9 @@ def test_pass_at_k_of_many_responses_loses_no_digit() -> None:
 def test_avg_sees_grades_and_the_others_what_is_called_correct() -> None:
     graded = [Response(0.5, "correct", None), Response(-1.0, "wrong", None), Response(0.25, "wrong", None)]
     # avg: (0.5 - 1 + 0.25) / 3 = -1/12. One of three is called correct, though another has a positive reward.
-    assert Metric("avg", 3).of(graded) == pytest.approx(-1 / 12, abs=1e-15)
-    assert Metric("pass", 1).of(graded) == pytest.approx(1 / 3, abs=1e-15)
-    assert Metric("best", 3).of(graded) == Metric("pass", 3).of(graded) == 1.0
+    assert of_problem(Metric("avg", 3), graded) == pytest.approx(-1 / 12, abs=1e-15)
+    assert of_problem(Metric("pass", 1), graded) == pytest.approx(1 / 3, abs=1e-15)
+    assert of_problem(Metric("best", 3), graded) == of_problem(Metric("pass", 3), graded) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_avg_sees_grades_and_the_others_what_is_called_correct() -> None:
 )
 def test_majority(said: tuple[str | None, ...], right: bool) -> None:
     responses = answers(*said)
-    assert Metric("maj", len(said)).of(responses) == float(right)
+    assert of_problem(Metric("maj", len(said)), responses) == float(right)
 
 
 def test_a_vote_does_not_look_at_the_gold_answer() -> None:
     """Two spellings that only mathematics calls one are two answers, also where both are correct."""
     both = [Response(1.0, "correct", text) for text in (r"2\sqrt{2}", r"\sqrt{8}")]
-    assert Metric("maj", 5).of([*both, *answers("7", "7", "7")]) == 0.0
-    assert Metric("maj", 4).of([*both, *answers("7", "7")]) == 0.0
+    assert of_problem(Metric("maj", 5), [*both, *answers("7", "7", "7")]) == 0.0
+    assert of_problem(Metric("maj", 4), [*both, *answers("7", "7")]) == 0.0
 
 
 @pytest.mark.parametrize(
