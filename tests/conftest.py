@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("HACPO_FSYNC", "0")  # for speed; tests/test_durability.py removes it
+os.environ.setdefault("HACPO_FSYNC", "0")  # for speed; tests/artifacts/test_durability.py removes it
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"

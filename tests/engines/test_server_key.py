@@ -1,6 +1,6 @@
 """What stands before the endpoints of `hacpo serve`, asked as an ASGI server asks an application.
 
-tests/test_vllm_pipeline.py asks a real server.
+tests/engines/test_vllm_pipeline.py asks a real server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What vLLM is started with, without starting it (tests/test_vllm_pipeline.py does)."""
+"""What vLLM is started with, without starting it (tests/engines/test_vllm_pipeline.py does)."""
 
 from __future__ import annotations
 

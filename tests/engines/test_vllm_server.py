@@ -1,6 +1,6 @@
 """A vLLM server as its client sees it, without vLLM: what is asked, what is refused and how.
 
-tests/test_vllm_pipeline.py talks to a real one.
+tests/engines/test_vllm_pipeline.py talks to a real one.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_nothing_outlives_a_killed_attack(tmp_path: Path) -> None:
         "print(*processes.marked(str(folder)))\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     command = [sys.executable, "-uc", code, str(tmp_path)]
     done = subprocess.run(command, cwd=tests, capture_output=True, text=True, check=False)
     assert "sleep" in done.stdout or "python" in done.stdout, done.stderr

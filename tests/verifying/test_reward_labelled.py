@@ -14,7 +14,7 @@ from hacpo.verifying.answers.equivalence import equivalent
 from hacpo.verifying.answers.spelling import extract_answer, plain_verdict
 from hacpo.verifying.verifier import Request, Verdict, Verifier
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 CASES = DATA / "verifier" / "cases.parquet"
 SETS = {
     "math/train": 200,

@@ -1,6 +1,6 @@
 """`hacpo audit` as a command: clean runs of every recipe, unfinished runs, damage, options, and what it covers.
 
-Which corruption is found where is in tests/test_audit_tamper.py.
+Which corruption is found where is in tests/tools/test_audit_tamper.py.
 """
 
 from __future__ import annotations

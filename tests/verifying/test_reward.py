@@ -21,7 +21,7 @@ from hacpo.settings.verification import VerificationSettings
 from hacpo.verifying import worker_pool as verification_pool
 from hacpo.verifying.verifier import Request, Verdict, Verifier
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 MISBEHAVING = """
 import os, signal, time
