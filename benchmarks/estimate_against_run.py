@@ -19,8 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# --- a finished run
-# ----------------------------------------------------------------------------------------------------
+# --- a finished run --------------------------------------------------------------------------------------------------
 
 
 def compare_run(folder: Path) -> None:
@@ -60,8 +59,7 @@ def _bytes(root: Path, table: str) -> int:
     return sum(file.stat().st_size for file in (root / table).rglob("*") if file.is_file())
 
 
-# --- memory of training
-# ------------------------------------------------------------------------------------------------
+# --- memory of training ----------------------------------------------------------------------------------------------
 
 CASES: dict[str, dict[str, Any]] = {
     "qwen3, float32": {"architecture": "qwen3"},

@@ -45,8 +45,7 @@ def coin(problem, response, finish_reason):
 '''
 
 
-# --- the same numbers as on the CPU
-# ------------------------------------------------------------------------------------------------------------------
+# --- the same numbers as on the CPU ----------------------------------------------------------------------------------
 
 
 def agreement(device: str) -> Iterator[tuple[str, float, float]]:
@@ -126,8 +125,7 @@ def _mean_difference(found: Sequence[float], wanted: Sequence[float]) -> float:
     return sum(abs(one - other) for one, other in zip(found, wanted, strict=True)) / len(found)
 
 
-# --- two agents
-# ------------------------------------------------------------------------------------------------------------------
+# --- two agents ------------------------------------------------------------------------------------------------------
 
 
 def make_agents(problems: Sequence[str], *, small: bool) -> None:
@@ -255,8 +253,7 @@ def hacpo(*arguments: str) -> int:
     ).returncode
 
 
-# --- figures
-# ------------------------------------------------------------------------------------------------------------------
+# --- figures ---------------------------------------------------------------------------------------------------------
 
 
 def peak_flops(device: str, *, size: int) -> float:

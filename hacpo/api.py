@@ -51,17 +51,17 @@ class RunTables(Mapping[str, "pl.DataFrame"]):
             [self._frame(TABLES[name], path, said).select(pl.all()) for path, said in parts], how="vertical"
         )
 
-    def _frame(self, table: Table, path: Path, said: Mapping[str, int | str]) -> pl.DataFrame:
+    def _frame(self, table: Table, path: Path, keys: Mapping[str, int | str]) -> pl.DataFrame:
         import polars as pl
 
         from hacpo.artifacts.parquet import read_table
 
-        step, agent = said.get("step"), said.get(table.per, "")
+        step, agent = keys.get("step"), keys.get(table.per, "")
         partition = table.partition(None if step is None else int(step), str(agent))
         frame = pl.from_arrow(read_table(path, table, run=self.files.name, partition=partition))
         assert isinstance(frame, pl.DataFrame)
         return frame.select(
-            *(pl.lit(value).alias(key) for key, value in said.items() if key not in frame.columns), pl.all()
+            *(pl.lit(value).alias(key) for key, value in keys.items() if key not in frame.columns), pl.all()
         )
 
     def _parts(self, table: Table) -> Iterator[tuple[Path, dict[str, int | str]]]:

@@ -21,22 +21,21 @@ class HacpoError(Exception):
     exit_code = 1
 
     def __init__(
-        self,
-        what: str,
-        *,
-        where: object = None,
-        expected: object = None,
-        found: object = None,
-        remedy: str | None = None,
+        self, what: str, *, where: object = None, expected: object = None, found: object = None, remedy: str = ""
     ) -> None:
-        line = f"{where}: {what}" if where is not None else what
-        facts = [f"{name} {value}" for name, value in (("expected", expected), ("found", found)) if value is not None]
-        if facts:
-            line += f" ({', '.join(facts)})"
-        if remedy:
-            line = f"{line.rstrip('.')}. {remedy[:1].upper()}{remedy[1:]}"
-        super().__init__(harmless(" ".join(line.split())))
+        super().__init__(_line(what, where, {"expected": expected, "found": found}, remedy))
         self.where = where
+
+
+def _line(what: str, where: object, facts: dict[str, object], remedy: str) -> str:
+    """`where: what (expected ..., found ...). Remedy`, of what there is to say."""
+    line = f"{where}: {what}" if where is not None else what
+    known = [f"{name} {value}" for name, value in facts.items() if value is not None]
+    if known:
+        line += f" ({', '.join(known)})"
+    if remedy:
+        line = f"{line.rstrip('.')}. {remedy[:1].upper()}{remedy[1:]}"
+    return harmless(" ".join(line.split()))
 
 
 def harmless(text: str) -> str:

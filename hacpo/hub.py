@@ -215,7 +215,7 @@ def _api() -> HfApi:
 
 
 @contextlib.contextmanager
-def _one_line(where: object, remedy: str | None = None) -> Iterator[None]:
+def _one_line(where: object, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except HacpoError:

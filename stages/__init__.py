@@ -1,1 +1,1 @@
-"""The commands: one Typer command a file, files in, files out."""
+"""The ten stages, one a file: tables and checkpoints in, tables and checkpoints out."""

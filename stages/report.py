@@ -21,7 +21,7 @@ def report(stage: Stage) -> None:
         shown = shown.model_copy(update={"problems_per_step": stage.limit})
     settings = settings.model_copy(update={"report": shown})
     agents = list(settings.agents)
-    found = collect.collect(layout, stage.run, agents, settings.steps, settings.evaluation.series)
+    measurements = collect.collect(layout, stage.run, agents, settings.steps, settings.evaluation.series)
     schedule = []
     if layout.schedule.is_file():
         schedule = stage.read(tables.SCHEDULE).to_pylist()
@@ -29,16 +29,18 @@ def report(stage: Stage) -> None:
     html = page.render(
         stage.run,
         settings,
-        found,
+        measurements,
         facts.agent_facts(layout, settings),
         facts.problem_sets(layout, stage.run, settings),
         embedded,
     )
-    for name, text in (("curves.csv", summary.curves_csv(found, settings)), ("index.html", html)):
+    for name, text in (("curves.csv", summary.curves_csv(measurements, settings)), ("index.html", html)):
         with storage.atomic(folder / name) as scratch:
             scratch.write_text(text, encoding="utf-8", newline="\n")
-    storage.write_json(folder / "metrics.json", summary.metrics(found, settings))
-    stage.summary = f"{folder / 'index.html'} ({len(html.encode()) / 2**20:.1f} MiB), {found.steps_trained} steps"
+    storage.write_json(folder / "metrics.json", summary.metrics(measurements, settings))
+    stage.summary = (
+        f"{folder / 'index.html'} ({len(html.encode()) / 2**20:.1f} MiB), {measurements.steps_trained} steps"
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def resolve(
     from hacpo.errors import SettingsError
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.stamp_check import check_stamped
-    from hacpo.settings import params as settings_of
+    from hacpo.settings import params
 
     if overrides and out is None:
         raise SettingsError("--set is for debugging and needs --out")
@@ -34,7 +34,7 @@ def resolve(
     if stamped is not None:
         check_stamped(opened)
     target = (Layout(out) if out is not None else opened.layout).settings
-    storage.write_json(target, settings_of.dump(opened.settings))
+    storage.write_json(target, params.dump(opened.settings))
     if context.obj is None:
         print(f"resolve: {target}")
 

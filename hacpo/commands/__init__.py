@@ -1,1 +1,1 @@
-"""The commands that are no stage: what looks at a run, and what starts one."""
+"""The commands that are no stage: what starts a run, looks at it, mends it, or carries something in or out."""

@@ -37,16 +37,16 @@ def estimate(
 
     opened = [Pipeline.open(folder) for named in pipelines for folder in _runs(named)]
     table = load(throughput)
-    found = []
+    estimates = []
     for pipeline in opened:
         name = hardware or default_hardware(pipeline.settings)
-        found.append(estimate_run(pipeline, name, choose(table, name), mean_response=mean_response))
+        estimates.append(estimate_run(pipeline, name, choose(table, name), mean_response=mean_response))
     if as_json:
-        print_json({"pipelines": [view.as_json(one) for one in found]})
-    elif len(found) == 1:
-        view.print_run(open_console(), found[0])
+        print_json({"pipelines": [view.as_json(run_estimate) for run_estimate in estimates]})
+    elif len(estimates) == 1:
+        view.print_run(open_console(), estimates[0])
     else:
-        view.print_comparison(open_console(), found)
+        view.print_comparison(open_console(), estimates)
 
 
 def _runs(folder: Path) -> list[Path]:

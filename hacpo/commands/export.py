@@ -66,11 +66,11 @@ def export(
     checkpoint = layout.checkpoint(choice.step, agent)
     if not checkpoint.is_dir():
         pruned = was_pruned(layout, choice.step, agent)
-        there = ranges(checkpoints_there(layout, agent)) or "none"
+        remaining = ranges(checkpoints_there(layout, agent)) or "none"
         raise MissingInputError(
             "the checkpoint is missing" if pruned is None else f"the checkpoint was pruned (retention: {pruned.rule})",
             where=checkpoint,
-            found=f"{agent}'s checkpoints of steps {there}",
+            found=f"{agent}'s checkpoints of steps {remaining}",
             remedy=f"run `{checkpoint_command(opened, choice.step, agent)}`"
             + ("" if pruned is None else " to train it again"),
         )

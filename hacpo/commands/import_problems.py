@@ -80,8 +80,7 @@ def import_problems(
     _print_usage(name, folder, list(problems))
 
 
-# --- reading
-# -----------------------------------------------------------------------------------------------------------
+# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def _from_file(name: str, split: str, file: Path, given: dict[str, str]) -> list[Problem]:
@@ -133,8 +132,7 @@ def _from_hub(name: str, known: KnownSet, split: str | None, revision: str | Non
 _TARGETS = ("problem", "answer", "solution", "subject", "level")
 
 
-# --- checking
-# ----------------------------------------------------------------------------------------------------------
+# --- checking --------------------------------------------------------------------------------------------------------
 
 
 def _check(
@@ -165,9 +163,11 @@ def _check(
             found=f"first: {doubts[0].problem_id}",
             remedy="mend or remove them, or leave --strict out to keep them",
         )
-    found = checks.overlaps(problems, others)
-    _line("overlap", f"{len(found)} of {len(others)} other sets share problems" if found else _no_overlap(others))
-    _listed([f"{len(one.pairs):,} with {one.other}, first {' = '.join(one.pairs[0])}" for one in found])
+    overlaps = checks.overlaps(problems, others)
+    _line("overlap", f"{len(overlaps)} of {len(others)} other sets share problems" if overlaps else _no_overlap(others))
+    _listed(
+        [f"{len(overlap.pairs):,} with {overlap.other}, first {' = '.join(overlap.pairs[0])}" for overlap in overlaps]
+    )
     for column in ("subject", "level"):
         counted = checks.counts(getattr(row, column) for row in problems)
         if set(counted) != {"none"}:
@@ -197,8 +197,7 @@ def _listed(lines: Sequence[str]) -> None:
         print(f"            and {len(lines) - _SHOWN:,} more")
 
 
-# --- writing
-# -----------------------------------------------------------------------------------------------------------
+# --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def _write(name: str, problems: list[Problem], path: Path, *, force: bool) -> None:

@@ -76,13 +76,13 @@ def _check(folders: list[Path], *, online: bool, elsewhere: bool) -> None:
     from hacpo.tools.check.remarks import Kind
 
     checker = Checker(online=online, elsewhere=elsewhere)
-    found: dict[Path, list[Remark]] = {}
-    named = dict.fromkeys(one for given in folders for one in pipelines_below(given))
+    remarks_of: dict[Path, list[Remark]] = {}
+    named = dict.fromkeys(folder for given in folders for folder in pipelines_below(given))
     several = len(named) > 1
     for folder in named:
-        found[folder] = list(dict.fromkeys(checker.check(folder)))
-    shared = _shared([remark for remarks in found.values() for remark in remarks if remark.kind is not Kind.TO_DO])
-    for folder, remarks in found.items():
+        remarks_of[folder] = list(dict.fromkeys(checker.check(folder)))
+    shared = _shared([remark for remarks in remarks_of.values() for remark in remarks if remark.kind is not Kind.TO_DO])
+    for folder, remarks in remarks_of.items():
         for remark in remarks:
             if remark.kind is not Kind.TO_DO and remark not in shared:
                 print(f"{folder}: {remark.kind}: {remark.what}")
@@ -97,12 +97,14 @@ def _check(folders: list[Path], *, online: bool, elsewhere: bool) -> None:
             print(f"{folder}: ready to run")
         elif all(remark in shared for remark in remarks if remark.kind is Kind.ERROR):
             print(f"{folder}: only what is wrong with several, below")
-    wrong = sum(any(remark.kind is Kind.ERROR for remark in remarks) for remarks in found.values())
+    wrong = sum(any(remark.kind is Kind.ERROR for remark in remarks) for remarks in remarks_of.values())
     for remark, count in shared.items():
         print(f"{remark.kind} ({count} pipelines): {remark.what}")
     if several:
-        _print_to_do([remark.what for remarks in found.values() for remark in remarks if remark.kind is Kind.TO_DO])
-        print(f"{len(found)} pipelines, {wrong or 'none'} with errors")
+        _print_to_do(
+            [remark.what for remarks in remarks_of.values() for remark in remarks if remark.kind is Kind.TO_DO]
+        )
+        print(f"{len(remarks_of)} pipelines, {wrong or 'none'} with errors")
     if wrong:
         raise typer.Exit(1)
 

@@ -1,1 +1,1 @@
-"""Engines: the only place that imports torch models, tokenizers or vLLM."""
+"""Engines, which sample, score and train: the only place that opens models with torch, or imports vLLM."""

@@ -46,8 +46,12 @@ class Engine:
 
 
 def open_tokenizer(models: ModelCache, folder: Path, made_by: str) -> ChatTokenizer:
-    """Tokenizer of a checkpoint folder, which holds no links; no weights are read. Arguments and errors as for
-    `open_model`."""
+    """Tokenizer of a checkpoint folder, which holds no links; no weights are read. Arguments as for `open_model`.
+
+    Raises:
+        MissingInputError: there is no such checkpoint.
+        ModelError: it cannot be used.
+    """
     if not folder.is_dir():
         raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
     check_checkpoint(folder)

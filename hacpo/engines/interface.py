@@ -108,7 +108,11 @@ class Scorer(Protocol):
         temperature: float,
         on_progress: OnProgress | None = None,
     ) -> list[npt.NDArray[np.float32]]:
-        """Log-probability of every response token of each (prompt, response), float32."""
+        """Log-probability (nats) of every response token of each (prompt, response) at the temperature.
+
+        Returns:
+            For each sequence, in order, float32 [tokens of its response].
+        """
 
     def score_truncated(
         self,

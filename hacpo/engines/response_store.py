@@ -45,7 +45,7 @@ _BLOCK = tables.Table(
 
 @dataclass(frozen=True)
 class SavingSampler:
-    """A sampler (`base.Sampler`) that saves its responses below a folder while it draws them.
+    """A sampler (`interface.Sampler`) that saves its responses below a folder while it draws them.
 
     Attributes:
         sampler: who draws.
@@ -65,7 +65,7 @@ class SavingSampler:
         parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
-        """See `base.Sampler`."""
+        """See `interface.Sampler`."""
         responses: list[SampledResponse] = []
         for start in range(0, len(requests), self.settings.save_every):
             block = requests[start : start + self.settings.save_every]

@@ -121,7 +121,7 @@ class TransformersEngine:
         parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
-        """See `base.Sampler`."""
+        """See `interface.Sampler`."""
         responses: list[SampledResponse] = []
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
@@ -164,7 +164,8 @@ class TransformersEngine:
         ended = np.isin(tokens, self._eos)
         responses = []
         for row in range(len(batch)):
-            stops = [one.counts[row] for one in ends if row in one.counts] + [*np.flatnonzero(ended[row])[:1] + 1]
+            stops = [stopping.counts[row] for stopping in ends if row in stopping.counts]
+            stops += [*np.flatnonzero(ended[row])[:1] + 1]
             count = int(min(stops, default=tokens.shape[1]))
             responses.append(
                 SampledResponse(
@@ -184,7 +185,7 @@ class TransformersEngine:
         temperature: float,
         on_progress: OnProgress | None = None,
     ) -> list[npt.NDArray[np.float32]]:
-        """See `base.Scorer`."""
+        """See `interface.Scorer`."""
         scored: dict[int, npt.NDArray[np.float32]] = {}
         for rows in self._batches(sequences):
             batch = [sequences[row] for row in rows]
@@ -202,18 +203,18 @@ class TransformersEngine:
         parameters: SamplingParameters,
         supports: Sequence[Support] | None,
     ) -> list[ScoredResponse]:
-        """See `base.Scorer`."""
+        """See `interface.Scorer`."""
         scored: dict[int, ScoredResponse] = {}
         for rows in self._batches(sequences):
             known = None if supports is None else [supports[row] for row in rows]
             batch = collate([sequences[row] for row in rows], self._pad, self._model.device, known)
-            found = support_scores(
+            scores = support_scores(
                 self._model, batch, parameters.temperature, top_p=parameters.top_p, top_k=parameters.top_k
             )
             counts = [len(sequences[row][1]) for row in rows]
             ends = np.cumsum(counts)[:-1]
-            parts = [np.split(values.cpu().numpy(), ends) for values in (found.logprobs, found.support_logprobs)]
-            for row, *columns in zip(rows, *parts, found.support.supports(counts), strict=True):
+            parts = [np.split(values.cpu().numpy(), ends) for values in (scores.logprobs, scores.support_logprobs)]
+            for row, *columns in zip(rows, *parts, scores.support.supports(counts), strict=True):
                 scored[row] = ScoredResponse(*columns)
         return [scored[index] for index in range(len(sequences))]
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hacpo.algorithm.support import Support
 
-# --- what is kept
-# --------------------------------------------------------------------------------------------------------------------
+# --- what is kept ----------------------------------------------------------------------------------------------------
 
 
 def truncated(logprobs: Tensor, *, top_p: float, top_k: int | None) -> Tensor:
@@ -34,13 +33,13 @@ def truncated(logprobs: Tensor, *, top_p: float, top_k: int | None) -> Tensor:
 
 
 def likeliest(logprobs: Tensor, top_k: int) -> Tensor:
-    """Log-probabilities with all but the `top_k` likeliest tokens set to -inf; those as likely as the last one stay."""
+    """Log-probabilities [..., V], all but the `top_k` likeliest at -inf; those as likely as the last of them stay."""
     least = logprobs.topk(min(top_k, logprobs.shape[-1]), dim=-1).values[..., -1:]
     return logprobs.masked_fill(logprobs < least, float("-inf"))
 
 
 def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
-    """Log-probabilities with all but the smallest set of likeliest tokens of mass `top_p` set to -inf."""
+    """Log-probabilities [..., V], all but the smallest set of likeliest tokens of mass `top_p` at -inf."""
     ordered, index = logprobs.sort(dim=-1, descending=True, stable=True)
     before = ordered.exp().cumsum(dim=-1) - ordered.exp()
     return torch.full_like(logprobs, float("-inf")).scatter(
@@ -72,8 +71,7 @@ class SupportRecorder:
         )
 
 
-# --- renormalising
-# --------------------------------------------------------------------------------------------------------------------
+# --- renormalising ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,15 @@ class KeptTokens:
     @classmethod
     def of(cls, supports: Sequence[Support | None], tokens: Sequence[int], device: torch.device) -> KeptTokens | None:
         """Of responses with so many scored tokens each; None if none has a support."""
-        if all(one is None for one in supports):
+        if all(support is None for support in supports):
             return None
-        heads = [None if one is None else one.head(count) for one, count in zip(supports, tokens, strict=True)]
-        ids = [*(one.token_ids for one in heads if one is not None), np.zeros(1, np.int32)]  # never nothing to index
+        heads = [
+            None if support is None else support.head(count) for support, count in zip(supports, tokens, strict=True)
+        ]
+        ids = [*(head.token_ids for head in heads if head is not None), np.zeros(1, np.int32)]  # never nothing to index
         counts = [
-            np.zeros(count, np.int64) if one is None else one.counts for one, count in zip(heads, tokens, strict=True)
+            np.zeros(count, np.int64) if head is None else head.counts
+            for head, count in zip(heads, tokens, strict=True)
         ]
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
         return cls(torch.from_numpy(np.concatenate(ids)).to(device), torch.from_numpy(ends).to(device))

@@ -68,7 +68,7 @@ def pass_at_k(responses: int, correct: int, k: int) -> float:
 def majority(responses: Sequence[Judged]) -> float:
     """1 if the answer that most responses give is correct, else 0.
 
-    Answers are the same that have one `answers.normal_form`, so the vote needs no mathematics and does not look at the
+    Answers are the same that have one `spelling.normal_form`, so the vote needs no mathematics and does not look at the
     gold answer. A response without an answer does not vote; without any vote the value is 0. Of several answers with as
     many votes the one that was given first wins (samples are exchangeable, so this favours none). The winner is correct
     if the first response that gives it is.
@@ -115,13 +115,11 @@ def summary(problems: Sequence[Sequence[Judged]], *, votes: bool) -> dict[str, f
     powers = [2**power for power in range(1, samples.bit_length()) if 2**power < samples]
     metrics = [Metric("pass", k) for k in powers] + [Metric("best", samples)]
     metrics += [Metric("maj", samples)] if votes else []
-    numbers = {"accuracy": math.fsum(one.reward for each in problems for one in each) / (samples * len(problems))}
+    rewards = [response.reward for responses in problems for response in responses]
+    numbers = {"accuracy": math.fsum(rewards) / len(rewards)}
     for metric in metrics if samples > 1 else []:
-        numbers[metric.label] = math.fsum(of_problem(metric, one) for one in problems) / len(problems)
+        numbers[metric.label] = math.fsum(of_problem(metric, responses) for responses in problems) / len(problems)
     return numbers
-
-
-# --- what is followed over steps -------------------------------------------------------------------------------------
 
 
 # --- estimates -------------------------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ def held_out(layout: Layout, run: str, settings: Settings, agent: str) -> Curves
     for step in range(settings.steps + 1):
         values = read_values(layout, run, step, agent, settings.evaluation.series)
         for series in settings.evaluation.series:
-            found = estimate(series, values)
-            if found is not None:
-                curves.setdefault(series.name, {})[step] = found
+            result = estimate(series, values)
+            if result is not None:
+                curves.setdefault(series.name, {})[step] = result
     return curves
 
 

@@ -41,9 +41,9 @@ def read_values(layout: Layout, run: str, step: int, agent: str, series: Sequenc
     path = layout.evaluation(step, agent)
     if not path.exists():
         return {}
-    parts = tuple(dict.fromkeys(part for one in series for part in one.parts))
-    found = sorted(path.glob("*")) if path.is_dir() else [path]
-    state = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in found)
+    parts = tuple(dict.fromkeys(part for each in series for part in each.parts))
+    files = sorted(path.glob("*")) if path.is_dir() else [path]
+    state = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
     return _values(path, state, run, partition(step, agent=agent), parts)
 
 
@@ -95,7 +95,7 @@ def result(
 
 
 def accuracies(layout: Layout, run: str, settings: Settings, name: str, agent: str) -> list[tuple[int, float]]:
-    """(step, result) of every evaluation there is; a benchmark's name stands for its headline (`metrics.Series`)."""
+    """(step, result) of every evaluation there is; a benchmark's name stands for its headline (`series.Series`)."""
     series = next(one for one in settings.evaluation.series if one.name == name)
     curve = [
         (step, result(layout, run, settings.evaluation, series, step, agent)) for step in range(settings.steps + 1)

@@ -1,1 +1,1 @@
-"""Running stages: where a run lives, one stage's invocation, the DVC files, and the warm driver behind `hacpo run`."""
+"""Running stages: the catalogue, one stage's invocation, the DVC files, the warm driver, and who may write when."""

@@ -35,11 +35,11 @@ def accelerate_command(settings: Settings, root: Path) -> list[str]:
     launcher, extra = settings.launcher, ["--main_process_port", "0"]
     path = accelerate_file(launcher, root)
     if path is not None:
-        said = read_accelerate_config(path)
-        check_accelerate_config(said, settings, path)
-        if said.main_process_port is not None:
+        config = read_accelerate_config(path)
+        check_accelerate_config(config, settings, path)
+        if config.main_process_port is not None:
             extra = []
-        if said.distributed_type == "MULTI_CPU":
+        if config.distributed_type == "MULTI_CPU":
             extra += ["--multi_gpu"]  # without it, accelerate starts one process and says nothing
     return [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(path or _SHIPPED)),
@@ -71,55 +71,55 @@ def read_accelerate_config(path: Path) -> Any:
     from accelerate.commands.config import load_config_from_file
 
     try:
-        said = load_config_from_file(str(path))
+        config = load_config_from_file(str(path))
     except Exception as error:  # ValueError, TypeError, KeyError, AttributeError or yaml's own, for odd content
         reason = (str(error).splitlines() or ["?"])[0][:200]
         raise SettingsError(f"accelerate cannot read it: {reason}", where=f"{_WHERE}: {path}") from None
-    if not hasattr(said, "num_processes"):
+    if not hasattr(config, "num_processes"):
         raise SettingsError(
             "is for another place to compute", where=f"{_WHERE}: {path}", expected="compute_environment LOCAL_MACHINE"
         )
-    return said
+    return config
 
 
-def check_accelerate_config(said: Any, settings: Settings, path: Path) -> None:
+def check_accelerate_config(config: Any, settings: Settings, path: Path) -> None:
     """Refuse a file that contradicts the settings.
 
     Raises:
         SettingsError: one line for the first key that does.
     """
-    for key, expected, found, setting in _rules(said, settings):
-        if str(found).lower() not in {str(one).lower() for one in expected}:
+    for key, expected, given, setting in _rules(config, settings):
+        if str(given).lower() not in {str(value).lower() for value in expected}:
             raise SettingsError(
                 f"{key} contradicts {setting}",
                 where=f"{_WHERE}: {path}",
-                expected=" or ".join(str(one) for one in expected),
-                found=found,
+                expected=" or ".join(str(value) for value in expected),
+                found=given,
                 remedy="correct one of the two",
             )
 
 
-def _rules(said: Any, settings: Settings) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
+def _rules(config: Any, settings: Settings) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
     """(key, what fits, what is said, which setting it has to fit); of what is left unsaid, nothing."""
     launcher, engine = settings.launcher, settings.engine
     kinds = {"cpu": ("MULTI_CPU", "FSDP", "MULTI_GPU"), "cuda": ("FSDP", "MULTI_GPU")}
-    kind = getattr(said.distributed_type, "value", said.distributed_type)
+    kind = getattr(config.distributed_type, "value", config.distributed_type)
     where = f"engine.device {engine.device} on {launcher.world_size} processes"
     yield "distributed_type", kinds.get(engine.device, kinds["cpu"]), kind, where
-    if said.num_processes != -1:
+    if config.num_processes != -1:
         processes = f"launcher ({launcher.processes} processes x {launcher.nodes} nodes)"
-        yield "num_processes", (launcher.world_size,), said.num_processes, processes
-    yield "num_machines", (launcher.nodes,), said.num_machines, "launcher.nodes"
-    if said.mixed_precision is not None:
-        yield "mixed_precision", (_PRECISION[engine.dtype],), said.mixed_precision, f"engine.dtype {engine.dtype}"
-    if said.use_cpu:
+        yield "num_processes", (launcher.world_size,), config.num_processes, processes
+    yield "num_machines", (launcher.nodes,), config.num_machines, "launcher.nodes"
+    if config.mixed_precision is not None:
+        yield "mixed_precision", (_PRECISION[engine.dtype],), config.mixed_precision, f"engine.dtype {engine.dtype}"
+    if config.use_cpu:
         yield "use_cpu", (False,) if engine.device != "cpu" else (True,), True, f"engine.device {engine.device}"
-    compiled = _named(said.dynamo_config, "dynamo_").get("dynamo_backend", "NO")
+    compiled = _named(config.dynamo_config, "dynamo_").get("dynamo_backend", "NO")
     yield "dynamo_config.dynamo_backend", ("NO",), compiled, "how updates are computed (without torch.compile)"
-    yield "mpirun_config", (False,), bool(said.mpirun_config), "how processes are started (launcher.command may)"
+    yield "mpirun_config", (False,), bool(config.mpirun_config), "how processes are started (launcher.command may)"
     if kind == "FSDP":
-        yield from _fsdp_rules(_named(said.fsdp_config, "fsdp_"), settings)
-    yield from _parallel_rules(_named(said.parallelism_config, "parallelism_config_"), launcher)
+        yield from _fsdp_rules(_named(config.fsdp_config, "fsdp_"), settings)
+    yield from _parallel_rules(_named(config.parallelism_config, "parallelism_config_"), launcher)
 
 
 def _named(section: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -127,23 +127,23 @@ def _named(section: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {key if key.startswith(prefix) else prefix + key: value for key, value in section.items()}
 
 
-def _fsdp_rules(said: dict[str, Any], settings: Settings) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
-    version = said.get("fsdp_version", 1)  # accelerate's own default
+def _fsdp_rules(config: dict[str, Any], settings: Settings) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
+    version = config.get("fsdp_version", 1)  # accelerate's own default
     yield "fsdp_config.fsdp_version", (2,), version, "how updates are computed (FSDP2)"
     for name in ("fsdp_offload_params", "fsdp_activation_checkpointing_offload"):
         yield (
             f"fsdp_config.{name}",
             (False,),
-            said.get(name) or False,
+            config.get(name) or False,
             "how updates are computed (nothing is offloaded)",
         )
-    if said.get("fsdp_activation_checkpointing"):
-        found = settings.optimizer.gradient_checkpointing
-        yield "fsdp_config.fsdp_activation_checkpointing", (found,), True, "optimizer.gradient_checkpointing"
+    if config.get("fsdp_activation_checkpointing"):
+        checkpointing = settings.optimizer.gradient_checkpointing
+        yield "fsdp_config.fsdp_activation_checkpointing", (checkpointing,), True, "optimizer.gradient_checkpointing"
 
 
 def _parallel_rules(
-    said: dict[str, Any], launcher: LauncherSettings
+    config: dict[str, Any], launcher: LauncherSettings
 ) -> Iterator[tuple[str, tuple[Any, ...], Any, str]]:
     wanted = {
         "dp_replicate_size": launcher.replicas,
@@ -151,5 +151,5 @@ def _parallel_rules(
         **dict.fromkeys(("tp_size", "cp_size", "sp_size"), 1),
     }
     for name, size in wanted.items():
-        found = said.get(f"parallelism_config_{name}", size)
-        yield f"parallelism_config.{name}", (size,), found, f"launcher.replicas {launcher.replicas}"
+        given = config.get(f"parallelism_config_{name}", size)
+        yield f"parallelism_config.{name}", (size,), given, f"launcher.replicas {launcher.replicas}"

@@ -38,9 +38,9 @@ def project_root(root: Path) -> str:
     from dvc.scm import SCM, SCMError
 
     try:
-        found = str(Repo.find_root(str(root)))
-        config = Config(str(Path(found, Repo.DVC_DIR)))
-        SCM(found, no_scm=config["core"].get("no_scm", False))
+        repo_root = str(Repo.find_root(str(root)))
+        config = Config(str(Path(repo_root, Repo.DVC_DIR)))
+        SCM(repo_root, no_scm=config["core"].get("no_scm", False))
     except NotDvcRepoError:
         raise SettingsError(
             "is no DVC project",
@@ -50,12 +50,12 @@ def project_root(root: Path) -> str:
     except SCMError:
         raise SettingsError(
             "is a DVC project of a git repository that is not there",
-            where=found,
+            where=repo_root,
             remedy="run `git init` there, or `dvc config core.no_scm true`",
         ) from None
     except DvcException as error:
         raise SettingsError(f"DVC cannot use this project: {error}", where=root.resolve()) from None
-    return found
+    return repo_root
 
 
 class Books:
@@ -393,7 +393,11 @@ def _place(error: BaseException, root: str) -> Path:
 
 
 def check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = None) -> Any:  # noqa: ARG001
-    """As `HashFileDB.check` of DVC, but hashing always, whatever notes and permissions say; a damaged object goes."""
+    """As `HashFileDB.check` of DVC, but hashing always, whatever notes and permissions say; a damaged object goes.
+
+    Raises:
+        ObjectFormatError: it is damaged.
+    """
     from dvc_data.hashfile.hash import hash_file
     from dvc_objects.errors import ObjectFormatError
 

@@ -138,8 +138,7 @@ class StageSpec:
         )
 
 
-# --- what uses depend on
-# ---------------------------------------------------------------------------------------------
+# --- what uses depend on ---------------------------------------------------------------------------------------------
 
 
 def _adapters(settings: Settings, step: int) -> bool:
@@ -165,8 +164,7 @@ def _graded(settings: Settings, _step: int) -> bool:
     return not settings.verification.is_math
 
 
-# --- files of the project
-# ----------------------------------------------------------------------------------------------
+# --- files of the project --------------------------------------------------------------------------------------------
 
 
 def _reward_file(settings: Settings, root: Path, _agent: str) -> tuple[str, ...]:
@@ -192,8 +190,7 @@ def _oracle_table(settings: Settings, _root: Path, _agent: str) -> tuple[str, ..
     return () if table is None else (table,)
 
 
-# --- the stages
-# ----------------------------------------------------------------------------------------------------------
+# --- the stages ------------------------------------------------------------------------------------------------------
 
 _START = tuple(f"agents.{{agent}}.{name}" for name in AgentSettings.model_fields if name not in INHERITED)
 """What an agent starts from: all that is said of it but how it is asked and how it samples."""

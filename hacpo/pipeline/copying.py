@@ -24,7 +24,7 @@ from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress
 from hacpo.pipeline.workers import Workers
-from hacpo.settings import params as settings_of
+from hacpo.settings import params
 
 _EXTENDS = re.compile(r"^extends:[ \t]*(['\"]?)([^'\"#\n]+?)\1[ \t]*(#.*)?$", re.MULTILINE)
 
@@ -85,11 +85,11 @@ def _current_starts(source: Pipeline, books: Books) -> list[str]:
 def _same_start(source: Pipeline, agent: str) -> bool:
     """Whether params.yaml says of the agent's warm-up what the run's files were made with."""
     try:
-        before = settings_of.recorded(source.layout.settings)
-        was, now = (settings_of.leaves(tree) for tree in (before, settings_of.dump(source.settings)))
+        before = params.recorded(source.layout.settings)
+        was, now = (params.leaves(tree) for tree in (before, params.dump(source.settings)))
     except (OSError, ValueError, AttributeError):
         return False
-    read = tuple(f"{key}." for key in settings_of.tracked(WARMUP.settings, agent))
+    read = tuple(f"{key}." for key in params.tracked(WARMUP.settings, agent))
     return all(was.get(key) == now.get(key) for key in was.keys() | now.keys() if f"{key}.".startswith(read))
 
 

@@ -25,7 +25,7 @@ from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import PIPELINE, RESOLVE, StageSpec, Use, step_stages
 from hacpo.pipeline.order import step_file, step_files
 from hacpo.pipeline.project import Pipeline
-from hacpo.settings import params as settings_of
+from hacpo.settings import params
 
 _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
 _UNCACHED = "          cache: false"
@@ -79,7 +79,7 @@ def _entry(
     ]
     outside = [*spec.outside(settings, pipeline.root, agent), *(pipeline.settings_files if spec is RESOLVE else ())]
     deps = [*outside, *(f"{root}/{place}" for place in dict.fromkeys(places))]
-    keys = settings_of.tracked(spec.settings, own)
+    keys = params.tracked(spec.settings, own)
     outs = [_place(use, folder, own, written=True) for use in spec.writes if use.artifact != CHECKPOINT]
     outs += [f"metrics/{spec.name}/{folder}/{'all' if spec.per == 'run' else own}.json"] if spec.metrics else []
     uncached = [_place(use, folder, own, written=True) for use in spec.writes if use.artifact == CHECKPOINT]

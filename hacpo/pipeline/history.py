@@ -45,21 +45,21 @@ class History:
             *("-c", "log.showRoot=true", "log", "--all", "--full-history", "-m", "--raw", "--no-abbrev"),
             *("--no-renames", "--no-show-signature", "--format=", "--", *_RECORDS),
         )
-        files = {found for line in changes.splitlines() for found in _files(line)}
+        files = {version for line in changes.splitlines() for version in _files(line)}
         new = sorted(files - self._seen)
         for first in range(0, len(new), _AT_ONCE):
             some = new[first : first + _AT_ONCE]
-            content = self._git("cat-file", "--batch", said=b"\n".join(some) + b"\n")
+            content = self._git("cat-file", "--batch", stdin=b"\n".join(some) + b"\n")
             if _MISSING.search(content):
                 raise subprocess.SubprocessError("a partial clone lacks what is asked for")
-            self._named.update(found.decode() for found in _MD5.findall(content))
+            self._named.update(digest.decode() for digest in _MD5.findall(content))
             self._seen.update(some)
 
-    def _git(self, *words: str, said: bytes = b"", allowed: tuple[int, ...] = (0,)) -> bytes:
+    def _git(self, *words: str, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> bytes:
         done = subprocess.run(
             ["git", *words],
             cwd=self._root,
-            input=said,
+            input=stdin,
             capture_output=True,
             timeout=_SECONDS,
             check=False,
@@ -74,4 +74,4 @@ def _files(line: bytes) -> list[bytes]:
     """The versions of a file in a line of `git log --raw`, `:<mode> <mode> <before> <after> <letter><tab><path>`; those
     of links, submodules and nothing are none."""
     words = line.partition(b"\t")[0].lstrip(b":").split(b" ")
-    return [found for mode, found in zip(words[:2], words[2:4], strict=True) if mode.startswith(b"100")]
+    return [version for mode, version in zip(words[:2], words[2:4], strict=True) if mode.startswith(b"100")]

@@ -55,7 +55,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Found:
+class LeaseState:
     """The last file of a lease, as it was looked at."""
 
     number: int
@@ -76,7 +76,7 @@ class Found:
         return harmless(words)
 
 
-def look(folder: Path, name: str) -> Found | None:
+def look(folder: Path, name: str) -> LeaseState | None:
     """The lease as it is; None if nobody ever took it."""
     while (number := _last(folder, name)) is not None:
         with contextlib.suppress(FileNotFoundError):  # there is a later one
@@ -84,7 +84,7 @@ def look(folder: Path, name: str) -> Found | None:
     return None
 
 
-def _read(path: Path) -> Found:
+def _read(path: Path) -> LeaseState:
     content, beat, number = read_bytes(path), path.stat().st_mtime, _number(path)
     try:
         holder = Holder(**parse_json(content.decode()))
@@ -92,38 +92,38 @@ def _read(path: Path) -> Found:
         if any(type(value) is not kind for value, kind in zip(asdict(holder).values(), types, strict=True)):
             raise TypeError
     except (ValueError, TypeError):
-        return Found(number, None, beat, local=False, gone=False)
+        return LeaseState(number, None, beat, local=False, gone=False)
     local = holder.system == _system() and not _is_hidden(holder.process)
-    there = not local or (bool(holder.started) and _started(holder.process) == holder.started)
+    alive = not local or (bool(holder.started) and _started(holder.process) == holder.started)
     if local and holder.process == os.getpid():
-        there = there and os.path.realpath(path) in _mine
-    return Found(number, holder, beat, local, gone=holder.released or not there)
+        alive = alive and os.path.realpath(path) in _mine
+    return LeaseState(number, holder, beat, local, gone=holder.released or not alive)
 
 
-def is_held(folder: Path, name: str) -> Found | None:
+def is_held(folder: Path, name: str) -> LeaseState | None:
     """Who has a lease; None if nobody."""
     return _if_held(folder, look(folder, name))
 
 
-def held(folder: Path) -> dict[str, Found]:
+def held(folder: Path) -> dict[str, LeaseState]:
     """Every lease that somebody has, by name. The folder may hold one of every stage of a run: it is listed once."""
     last: dict[str, int] = {}
     for path in folder.glob("*.lease.*"):
         name = path.name.rpartition(".lease.")[0]
         last[name] = max(_number(path), last.get(name, -1))
-    found: dict[str, Found | None] = {}
+    states: dict[str, LeaseState | None] = {}
     for name, number in last.items():
         try:
-            found[name] = _if_held(folder, _read(_path(folder, name, number)))
+            states[name] = _if_held(folder, _read(_path(folder, name, number)))
         except FileNotFoundError:  # there is a later one, or it is no lease's
-            found[name] = is_held(folder, name)
-    return {name: one for name, one in found.items() if one is not None}
+            states[name] = is_held(folder, name)
+    return {name: state for name, state in states.items() if state is not None}
 
 
-def _if_held(folder: Path, found: Found | None) -> Found | None:
-    if found is None or found.gone:
+def _if_held(folder: Path, state: LeaseState | None) -> LeaseState | None:
+    if state is None or state.gone:
         return None
-    return None if not found.local and _now(folder) - found.beat > EXPIRES_SECONDS else found
+    return None if not state.local and _now(folder) - state.beat > EXPIRES_SECONDS else state
 
 
 @contextlib.contextmanager
@@ -229,9 +229,9 @@ def _beat(path: Path, name: str, ended: threading.Event) -> None:
         with contextlib.suppress(OSError):
             os.utime(path)
             continue
-        found = look(path.parent, name)
-        if found is not None and found.number > number and not ended.is_set():
-            line = f"{path.parent.parent}: {found} has taken over, because this process was not heard of for too long"
+        latest = look(path.parent, name)
+        if latest is not None and latest.number > number and not ended.is_set():
+            line = f"{path.parent.parent}: {latest} has taken over, because this process was not heard of for too long"
             print(f"hacpo: error: {line}", file=sys.stderr, flush=True)
             os._exit(BusyError.exit_code)
 

@@ -53,13 +53,13 @@ def remarks(pipeline: Pipeline, step: int) -> list[str]:
 def summary(pipeline: Pipeline) -> list[str]:
     """One line for the learners that the same steps of the run taught nothing."""
     trained = range(1, pipeline.settings.steps + 1)
-    there = [step for step in trained if _metrics(pipeline, "advantage", step, "all")]
+    measured = [step for step in trained if _metrics(pipeline, "advantage", step, "all")]
     learners: dict[tuple[int, ...], list[str]] = {}
     for agent in pipeline.settings.agents:
-        learners.setdefault(tuple(step for step in there if silent(pipeline, step, agent)), []).append(agent)
+        learners.setdefault(tuple(step for step in measured if silent(pipeline, step, agent)), []).append(agent)
     return [
-        f"{len(nothing)} of {len(there)} steps taught {_listed(names)} nothing, all rewards of a problem being equal: "
-        f"{ranges(nothing)} (`{pipeline.command('show', nothing[-1])}`)"
+        f"{len(nothing)} of {len(measured)} steps taught {_listed(names)} nothing, "
+        f"all rewards of a problem being equal: {ranges(nothing)} (`{pipeline.command('show', nothing[-1])}`)"
         for nothing, names in learners.items()
         if nothing
     ]

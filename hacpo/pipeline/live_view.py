@@ -107,8 +107,7 @@ class RunView:
                 if stage == "generate" and metrics.get("seconds"):
                     self._speed[agent] = metrics.get("tokens", 0) / metrics["seconds"]
 
-    # --- called by stages
-    # ----------------------------------------------------------------------------------------------
+    # --- called by stages --------------------------------------------------------------------------------------------
 
     def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
         """See `ProgressSink`."""
@@ -127,8 +126,7 @@ class RunView:
         """See `ProgressSink`."""
         self._console.print(Text(text, style="yellow"), soft_wrap=True)
 
-    # --- drawing
-    # -------------------------------------------------------------------------------------------------------
+    # --- drawing -----------------------------------------------------------------------------------------------------
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started

@@ -14,7 +14,7 @@ from pathlib import Path
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.storage import refused
 from hacpo.errors import BusyError
-from hacpo.pipeline.leases import Found, held, is_held, lease
+from hacpo.pipeline.leases import LeaseState, held, is_held, lease
 
 _BUSY = "another run works on this pipeline ({})"
 _DRIVER = "driver"
@@ -87,7 +87,7 @@ def _folder(layout: Layout) -> Iterator[Path]:
         raise refused(folder, error) from None
 
 
-def _driver(folder: Path) -> Found | str:
+def _driver(folder: Path) -> LeaseState | str:
     return is_held(folder, _DRIVER) or "another process"
 
 

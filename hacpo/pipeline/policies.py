@@ -27,12 +27,12 @@ def recorded_policy(layout: Layout, step: int, agent: str) -> str | None:
 
 
 def check_policy(
-    pipeline: Pipeline, step: int, agent: str, found: str | None = None, *, remembered: bool = True
+    pipeline: Pipeline, step: int, agent: str, policy: str | None = None, *, remembered: bool = True
 ) -> str:
     """Refuse a checkpoint with other weights than the run's files were made with; returns their hash.
 
     Args:
-        found: the hash of the weights, where somebody has computed it; they are read otherwise.
+        policy: the hash of the weights, where somebody has computed it; they are read otherwise.
         remembered: note it for `holds_others`.
 
     Raises:
@@ -42,19 +42,19 @@ def check_policy(
     layout = pipeline.layout
     folder = layout.checkpoint(step, agent)
     stamps = _stamps(folder)
-    found = policy_hash(folder) if found is None else found
+    policy = policy_hash(folder) if policy is None else policy
     if remembered:
-        _remember(layout, step, agent, found, stamps)
+        _remember(layout, step, agent, policy, stamps)
     wanted = recorded_policy(layout, step, agent)
-    if wanted is not None and found != wanted:
+    if wanted is not None and policy != wanted:
         raise ArtifactError(
             "its weights are not those that the files of this run were made with",
             where=folder,
             expected=f"policy {wanted[:16]}",
-            found=found[:16],
+            found=policy[:16],
             remedy=f"put the right checkpoint there, or make it again: `{pipeline.command('run')}`",
         )
-    return found
+    return policy
 
 
 def holds_others(layout: Layout, step: int, agent: str) -> bool:

@@ -21,7 +21,7 @@ from hacpo.pipeline.elsewhere import not_here
 from hacpo.pipeline.policies import holds_others
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruned import checkpoints_there, read_record
-from hacpo.settings import params as settings_of
+from hacpo.settings import params
 
 
 def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[StageSpec, str, Path]]:
@@ -95,10 +95,10 @@ def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
     if not path.is_file():
         return []
     try:
-        before = settings_of.leaves(settings_of.recorded(path))
+        before = params.leaves(params.recorded(path))
     except ValueError:
         return [f"{path} is not readable"]
-    now = settings_of.leaves(settings_of.dump(pipeline.settings))
+    now = params.leaves(params.dump(pipeline.settings))
     lines = [
         harmless(f"{key} {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}")
         for key in sorted(before.keys() | now.keys())
@@ -161,9 +161,9 @@ def print_status(pipeline: Pipeline) -> None:
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     for agent, pruned in read_record(layout).items():
         size = mebibytes(sum(entry.bytes for entry in pruned.values()))
-        there = ranges(checkpoints_there(layout, agent))
+        remaining = ranges(checkpoints_there(layout, agent))
         if pruned:
-            line = f"checkpoints of {agent}: steps {there}; pruned: steps {ranges(sorted(pruned))} ({size})"
+            line = f"checkpoints of {agent}: steps {remaining}; pruned: steps {ranges(sorted(pruned))} ({size})"
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     parts = sorted(((disk_bytes(path), path.name) for path in layout.root.glob("*") if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {size / 2**20:.1f}" for size, name in parts[:4])

@@ -11,9 +11,9 @@ from pathlib import Path
 from hacpo.artifacts.layout import Layout
 from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import StageSpec
-from hacpo.settings import base
-from hacpo.settings import params as settings_of
-from hacpo.settings import root as run
+from hacpo.settings import params
+from hacpo.settings.base import NAME
+from hacpo.settings.root import Settings
 
 _PIPELINES, _STEPS = "pipelines", "steps"
 
@@ -29,7 +29,7 @@ class Pipeline:
     """
 
     folder: Path
-    settings: run.Settings
+    settings: Settings
 
     @classmethod
     def open(cls, folder: Path, overrides: Sequence[str] = ()) -> Pipeline:
@@ -46,10 +46,10 @@ class Pipeline:
                 "is no pipeline folder",
                 where=folder,
                 expected="<project>/pipelines/<run>",
-                remedy=f"did you mean {named}?" if (named / "params.yaml").is_file() else None,
+                remedy=f"did you mean {named}?" if (named / "params.yaml").is_file() else "",
             )
         for part in parts:
-            if not base.NAME.fullmatch(part) or part == _STEPS:
+            if not NAME.fullmatch(part) or part == _STEPS:
                 raise SettingsError(
                     f"{part!r} cannot be in the name of a run", where=folder, expected="letters, digits, '-' and '_'"
                 )
@@ -60,7 +60,7 @@ class Pipeline:
                 raise SettingsError(
                     "lies inside another run", where=folder, found=outer / "params.yaml", remedy="move one of the two"
                 )
-        return cls(folder, settings_of.load(folder / "params.yaml", overrides))
+        return cls(folder, params.load(folder / "params.yaml", overrides))
 
     @property
     def run(self) -> str:
@@ -83,7 +83,7 @@ class Pipeline:
         """
         root = self.folder.resolve().parents[len(_names(self.folder.resolve()))]
         files = []
-        for path in settings_of.files(self.folder / "params.yaml"):
+        for path in params.files(self.folder / "params.yaml"):
             if not path.resolve().is_relative_to(root):
                 raise SettingsError("extends a file outside the project", where=self.folder, found=path)
             files.append(path.resolve().relative_to(root).as_posix())
@@ -117,8 +117,8 @@ def _nearest(folder: Path, wanted: str) -> str:
     """What the user may have meant by a folder without params.yaml."""
     resolved = folder.resolve()
     pipelines = next(parent for parent in resolved.parents if parent.name == _PIPELINES)
-    there = (path.parent for path in pipelines.rglob("params.yaml") if path.is_file() and path.parent != resolved)
-    runs = sorted(run.relative_to(pipelines).as_posix() for run in there)
+    folders = (path.parent for path in pipelines.rglob("params.yaml") if path.is_file() and path.parent != resolved)
+    runs = sorted(run.relative_to(pipelines).as_posix() for run in folders)
     inner = [run for run in runs if run.startswith(f"{wanted}/")]
     if inner:
         return f"it holds {len(inner)} runs; name one, for example {_PIPELINES}/{inner[0]}"

@@ -24,7 +24,7 @@ from hacpo.pipeline.order import command_of
 from hacpo.pipeline.progress import disk_bytes
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruned import checkpoints_there
-from hacpo.settings import params as settings_of
+from hacpo.settings import params
 
 _SURE = ("warmup", "generate", "side_generate", "update")
 """Stages whose settings change what is trained. Of the others (prompts, verdicts, pool, advantages) the files tell."""
@@ -52,8 +52,8 @@ class Remaking:
             RemakeError: stages that train, or sample what is learned from, read something that has changed.
         """
         try:
-            before = settings_of.recorded(self.pipeline.layout.settings)
-            changes = _changes(before, settings_of.dump(self.pipeline.settings))
+            before = params.recorded(self.pipeline.layout.settings)
+            changes = _changes(before, params.dump(self.pipeline.settings))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return  # a first run, or a file that is made anew
         if changes:
@@ -85,7 +85,7 @@ class Remaking:
         trained = [step for step in range(first, last + 1) for agent in agents if layout.trace(step, agent).is_file()]
         if not trained:
             return
-        agreed_to = {"settings": _digest(settings_of.dump(self.pipeline.settings))}
+        agreed_to = {"settings": _digest(params.dump(self.pipeline.settings))}
         lost = [layout.checkpoint(step, agent) for agent in agents for step in checkpoints_there(layout, agent)]
         lost = [folder for folder in lost if int(folder.parent.name.removeprefix("step=")) >= first]
         count = f"{len(lost)} checkpoint{'s' if len(lost) != 1 else ''}"
@@ -105,16 +105,16 @@ class Remaking:
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
     """Agent -> dotted keys, with old and new value, that its training reads and that differ."""
-    was, new = settings_of.leaves(before), settings_of.leaves(now)
+    was, new = params.leaves(before), params.leaves(now)
     changed = [key for key in sorted(was.keys() | new.keys()) if was.get(key) != new.get(key)]
-    found: dict[str, list[str]] = {}
+    changes: dict[str, list[str]] = {}
     for agent in now["agents"]:
         if agent not in before["agents"]:
             continue  # nothing was trained yet, and whom it joins learn it from `agent_names`
-        read = tuple(f"{key}." for stage in _SURE for key in settings_of.tracked(STAGES[stage].settings, agent))
+        read = tuple(f"{key}." for stage in _SURE for key in params.tracked(STAGES[stage].settings, agent))
         if keys := [key for key in changed if f"{key}.".startswith(read)]:
-            found[agent] = [f"{key} ({json.dumps(was.get(key))} -> {json.dumps(new.get(key))})" for key in keys]
-    return found
+            changes[agent] = [f"{key} ({json.dumps(was.get(key))} -> {json.dumps(new.get(key))})" for key in keys]
+    return changes
 
 
 def _digest(content: object) -> str:

@@ -62,20 +62,20 @@ class Repairs:
         parts = [f"removed {path}, which it had cut off; its stages are restored or run again" for path in self.locks]
         if self.rwlock:
             parts.append(".dvc/tmp/rwlock begun anew")
-        for count, one, several, where in (
+        for count, singular, plural, where in (
             (self.folders, "empty folder", "empty folders", "DVC's run cache"),
             (self.temporary, "temporary file", "temporary files", "DVC"),
             (self.entries, "cut-off entry", "cut-off entries", "DVC's run cache"),
             (self.objects, "empty object", "empty objects", "DVC's cache"),
         ):
-            parts += [f"removed {count} {one if count == 1 else several} of {where}"] if count else []
-        said = [f"mended what a kill left: {'; '.join(parts)}"] if parts else []
-        said += [
+            parts += [f"removed {count} {singular if count == 1 else plural} of {where}"] if count else []
+        sentences = [f"mended what a kill left: {'; '.join(parts)}"] if parts else []
+        sentences += [
             f"left alone what a kill left in {harmless(str(at))}, outside the project: {count} file(s) or folder(s), "
             "which `hacpo repair` removes"
             for at, count in self.left.items()
         ]
-        return "; ".join(said)
+        return "; ".join(sentences)
 
 
 def lock_files(pipeline: Pipeline) -> list[Path]:
@@ -110,7 +110,7 @@ def repair(pipeline: Pipeline, books: Books, *, asked: bool = False) -> Repairs:
                 path.unlink()
                 made.locks.append(path)
         made.rwlock = books.mend_rwlock()
-        for kind, top, found, wait in (
+        for kind, top, paths, wait in (
             ("temporary", artifacts, _temporary(artifacts), False),
             ("temporary", cache, _cache_temporary(cache), False),
             ("temporary", cache, _below(cache, _RUNS, _TWO, _KEY, _CACHE_TEMPORARY), True),
@@ -119,7 +119,7 @@ def repair(pipeline: Pipeline, books: Books, *, asked: bool = False) -> Repairs:
             ("folders", cache, _empty_folders(cache), True),
         ):
             own = is_own(top, root)
-            for path in found:
+            for path in paths:
                 if own or asked:
                     setattr(made, kind, getattr(made, kind) + _removed(path, own=own, wait=wait))
                 else:

@@ -49,15 +49,15 @@ def edited(folder: str, _filesystem: object = None, hardlink: bool = False) -> I
     """
     path = Path(folder) / NAME
     with guard(Path(folder), _GUARD, hardlink=hardlink):
-        found, written = read(path)
-        whole = found or {}
+        recorded, written = read(path)
+        whole = recorded or {}
         entries: dict[str, dict[str, Any]] = {
             "read": defaultdict(list, whole.get("read", {})),
             "write": defaultdict(dict, whole.get("write", {})),
         }
         _drop_impostors(entries, written)
         yield entries
-        if found is None or json.dumps(entries) != json.dumps({"read": {}, "write": {}, **found}):
+        if recorded is None or json.dumps(entries) != json.dumps({"read": {}, "write": {}, **recorded}):
             # Not flushed: processes end with the power, and `repair` begins a list anew that cannot be read.
             with flushing(False), atomic(path) as scratch:
                 scratch.write_text(json.dumps(entries), encoding="utf-8")
@@ -177,8 +177,8 @@ class Claim:
     def _take(self) -> Entry | None:
         """Enter it, or return who is in the way."""
         path = Path(self._folder) / NAME
-        found, _ = read(path)
-        if self._mine in ((found or {}).get("read", {}).get(self._claimed) or []):
+        recorded, _ = read(path)
+        if self._mine in ((recorded or {}).get("read", {}).get(self._claimed) or []):
             return None
         with edited(self._folder, hardlink=self._hardlink) as entries:
             written = read(path)[1]

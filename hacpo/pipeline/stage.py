@@ -28,7 +28,7 @@ from hacpo.pipeline.locks import stage_lock
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress, Session
-from hacpo.settings import params as settings_of
+from hacpo.settings import params
 from hacpo.settings.agents import INHERITED
 from hacpo.settings.root import Settings
 
@@ -163,7 +163,7 @@ class Stage:
             without: top-level settings that the stage reads but this table does not depend on, so that changing them
                 leaves its bytes alone.
         """
-        settings = settings_of.reads(self.pipeline.settings, self.spec.settings, self.agent)
+        settings = params.reads(self.pipeline.settings, self.spec.settings, self.agent)
         parquet.write_table(
             path,
             table,
@@ -174,10 +174,10 @@ class Stage:
             rows_per_shard=rows_per_shard,
         )
 
-    def check_policy(self, step: int, found: str | None = None) -> None:
-        """Refuse the agent's checkpoint of a step if its weights (hash: `found`) are not the run's; see `policies`."""
+    def check_policy(self, step: int, policy: str | None = None) -> None:
+        """Refuse the agent's checkpoint of a step if its weights (hash: `policy`) are not the run's; see `policies`."""
         assert self.agent is not None
-        check_policy(self.pipeline, step, self.agent, found, remembered=self.inputs == self.outputs)
+        check_policy(self.pipeline, step, self.agent, policy, remembered=self.inputs == self.outputs)
 
     def open_tokenizer(self, agent: str) -> ChatTokenizer:
         """An agent's tokenizer (the same at every step)."""
@@ -235,7 +235,7 @@ def _checked(
         limit=limit,
         overrides=overrides,
         session=session,
-        settings=settings_of.restrict(pipeline.settings, spec.settings, agent),
+        settings=params.restrict(pipeline.settings, spec.settings, agent),
     )
 
 
@@ -310,7 +310,7 @@ def _gpu() -> Any:
 
 def _check_read(spec: StageSpec, agent: str | None, key: str) -> None:
     """An override that the stage does not read would silently do nothing."""
-    read = ["agents" if known == "agent_names" else known for known in settings_of.tracked(spec.settings, agent)]
+    read = ["agents" if known == "agent_names" else known for known in params.tracked(spec.settings, agent)]
     mine = [known.removeprefix(f"agents.{agent}.") for known in read]
     read += [known for known in mine if known.partition(".")[0] in INHERITED and known not in read]
     dotted = f"{key}."
@@ -320,8 +320,8 @@ def _check_read(spec: StageSpec, agent: str | None, key: str) -> None:
 
 def _check_changes(spec: StageSpec, agent: str | None, before: Settings, after: Settings) -> None:
     """Overrides of what this agent has a value of its own for, or of another agent's, would silently do nothing."""
-    changed = settings_of.dump(before) != settings_of.dump(after)
-    if changed and settings_of.reads(before, spec.settings, agent) == settings_of.reads(after, spec.settings, agent):
+    changed = params.dump(before) != params.dump(after)
+    if changed and params.reads(before, spec.settings, agent) == params.reads(after, spec.settings, agent):
         whom = f"{spec.name} of {agent}" if agent else spec.name
         raise SettingsError(f"{whom} reads nothing that this changes", where="--set", remedy="name the agent's own key")
 
@@ -339,10 +339,10 @@ def check_resolved(pipeline: Pipeline) -> None:
     if not path.is_file():
         raise MissingInputError("the resolved settings are missing", where=path, remedy=f"run `{command}`")
     try:
-        resolved = settings_of.recorded(path)
+        resolved = params.recorded(path)
     except ValueError:
         raise ArtifactError("not readable as JSON", where=path, remedy=f"run `{command}`") from None
-    if resolved != settings_of.dump(pipeline.settings):
+    if resolved != params.dump(pipeline.settings):
         raise SettingsError(
             "has changed since the settings were resolved",
             where=pipeline.folder / "params.yaml",

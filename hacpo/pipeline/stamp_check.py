@@ -40,12 +40,12 @@ def check_stamped(pipeline: Pipeline) -> None:
         (path, *difference) for path, text in rendered(pipeline).items() if (difference := _difference(path, text))
     ]
     if different:
-        path, expected, found = min(different, key=lambda one: one[1].startswith(_RESOLVE))
+        path, expected, actual = min(different, key=lambda entry: entry[1].startswith(_RESOLVE))
         raise SettingsError(
             "is stamped from other settings than params.yaml has",
             where=path,
             expected=f"`{expected.strip()}`",
-            found=f"`{found.strip()}`",
+            found=f"`{actual.strip()}`",
             remedy=remedy,
         )
 

@@ -103,11 +103,11 @@ class Workers:
         self._workers: list[tuple[Any, Connection]] = []
         context = multiprocessing.get_context("spawn")
         for _ in range(count):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, entry))
+            driver_end, worker_end = context.Pipe()
+            process = context.Process(target=_serve, args=(worker_end, entry))
             process.start()
-            there.close()
-            self._workers.append((process, here))
+            worker_end.close()
+            self._workers.append((process, driver_end))
 
     def __enter__(self) -> Workers:
         return self

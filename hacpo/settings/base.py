@@ -1,10 +1,4 @@
-"""What every block of settings is made of: frozen, strict, no unknown keys, every key with its unit and source.
-
-The file is YAML 1.2 (so `1e-6` is a number). Unknown keys are refused with the nearest known one. `algorithm.recipe`
-names a preset (`hacpo.settings.recipes`); any key of the `algorithm` block that the file gives overrides it. The
-resolved tree is what every stage reads and what `hacpo resolve` writes to `artifacts/<run>/settings.json`, where DVC
-tracks each key on its own.
-"""
+"""What every block of settings is made of: frozen, strict, no unknown keys, every key with its unit and source."""
 
 from __future__ import annotations
 

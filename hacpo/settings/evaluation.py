@@ -66,8 +66,8 @@ class EvaluationSettings(Section):
         for name in self.benchmarks:
             first, *rest = self.reported(name)
             headlines.append(Series(name, name if first.kind == "avg" else f"{name} {first.label}", ((name, first),)))
-            others += [Series(f"{name}.{one.label}", f"{name} {one.label}", ((name, one),)) for one in rest]
-        averaged = tuple(part for one in headlines if one.name in self.averaged for part in one.parts)
+            others += [Series(f"{name}.{metric.label}", f"{name} {metric.label}", ((name, metric),)) for metric in rest]
+        averaged = tuple(part for headline in headlines if headline.name in self.averaged for part in headline.parts)
         if averaged:
             others.append(Series(AVERAGE, f"average of {len(averaged)} benchmarks", averaged))
         return (*headlines, *others)
@@ -97,7 +97,7 @@ class EvaluationSettings(Section):
                 raise ValueError(f"metrics.{name}: {error}") from None
             if not metrics or len({*metrics}) < len(metrics):
                 raise ValueError(f"metrics.{name}: name at least one metric, and each once, found {listed}")
-            repeated = next((one.label for one in metrics if one.kind != "avg" and one.k > 1), None)
+            repeated = next((metric.label for metric in metrics if metric.kind != "avg" and metric.k > 1), None)
             if repeated is not None and self.benchmarks[name].temperature == 0:
                 raise ValueError(
                     f"metrics.{name}: {repeated} compares responses that differ, but at temperature 0 they are all the "

@@ -1,4 +1,10 @@
-"""Reading params.yaml, and giving each stage exactly the settings that it declares."""
+"""Reading params.yaml, and giving each stage exactly the settings that it declares.
+
+The file is YAML 1.2 (so `1e-6` is a number). Unknown keys are refused with the nearest known one. `algorithm.recipe`
+names a preset (`hacpo.settings.recipes`); any key of the `algorithm` block that the file gives overrides it. The
+resolved tree is what every stage reads and what `hacpo resolve` writes to `artifacts/<run>/settings.json`, where DVC
+tracks each key on its own.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +24,6 @@ from hacpo.settings.agents import INHERITED
 from hacpo.settings.base import merged
 from hacpo.settings.recipes import RECIPES
 from hacpo.settings.root import Settings
-
-# --- loading
-# -----------------------------------------------------------------------------------------------------------
 
 
 def files(path: Path) -> list[Path]:
@@ -113,9 +116,9 @@ def complaints(path: Path) -> list[SettingsError]:
         Settings.model_validate(_with_recipe(read_params(path), None))
     except ValidationError as error:
         items = error.errors()
-        said = {item["loc"] for item in items}
+        places = {item["loc"] for item in items}
         # What all agents inherit is wrong once.
-        return [_line(item, None) for item in items if not (_of_an_agent(item["loc"]) and item["loc"][2:] in said)]
+        return [_line(item, None) for item in items if not (_of_an_agent(item["loc"]) and item["loc"][2:] in places)]
     except SettingsError as error:
         return [error]
     return []
@@ -133,7 +136,7 @@ def _with_recipe(raw: Mapping[str, Any], where: object) -> dict[str, Any]:
                 f"algorithm.recipe: unknown recipe {recipe!r}",
                 where=where,
                 expected=" or ".join(RECIPES),
-                remedy=f"did you mean {near[0]!r}?" if near else None,
+                remedy=f"did you mean {near[0]!r}?" if near else "",
             )
         tree["algorithm"] = merged({"recipe": recipe, **RECIPES[recipe]}, algorithm)
     return tree
@@ -281,7 +284,9 @@ def restrict(settings: Settings, declared: Iterable[str], agent: str | None = No
     view: Settings = _restricted(settings, [key for key in keys if key != "agent_names"])
     if "agent_names" in keys:
         seen = view.__dict__.get("agents", {})
-        view.__dict__["agents"] = {name: seen.get(name, _restricted(one, [])) for name, one in settings.agents.items()}
+        view.__dict__["agents"] = {
+            name: seen.get(name, _restricted(whole, [])) for name, whole in settings.agents.items()
+        }
     return view
 
 

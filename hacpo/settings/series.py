@@ -26,10 +26,10 @@ class Metric:
         Raises:
             ValueError: it is none, or needs another number of samples; the message is one line.
         """
-        found = _WRITTEN.fullmatch(text)
-        if found is None or (found[1] == "pass" and found[2] is None):
+        match = _WRITTEN.fullmatch(text)
+        if match is None or (match[1] == "pass" and match[2] is None):
             raise ValueError(f"{text!r} is no metric (expected avg, best, maj or pass@k)")
-        kind, k = found[1], int(found[2] or samples)
+        kind, k = match[1], int(match[2] or samples)
         if kind == "pass" and k > samples:
             raise ValueError(f"{text!r} needs at least {k} responses per problem, but samples is {samples}")
         if kind != "pass" and k != samples:

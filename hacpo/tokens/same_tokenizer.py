@@ -57,7 +57,7 @@ class _Tokenizer:
     added: dict[int, str]
 
 
-def same_tokenizer(one: Path, other: Path) -> bool:
+def same_tokenizer(first_folder: Path, second_folder: Path) -> bool:
     """Whether the tokenizers of two model folders give every text the same ids and every id the same token.
 
     Of tokenizer.json the model (vocabulary, merges and how it works), the normaliser, the pre-tokeniser and the added
@@ -69,14 +69,18 @@ def same_tokenizer(one: Path, other: Path) -> bool:
     Raises:
         ModelError: a file is damaged.
     """
-    if _by_version(one) != _by_version(other):
+    if _by_version(first_folder) != _by_version(second_folder):
         return False
-    files = [folder / "tokenizer.json" for folder in (one, other)]
+    files = [folder / "tokenizer.json" for folder in (first_folder, second_folder)]
     if not all(file.is_file() for file in files):
-        found = _vocabulary_files(one)
-        return not any(file.is_file() for file in files) and any(found) and found == _vocabulary_files(other)
+        vocabulary = _vocabulary_files(first_folder)
+        return (
+            not any(file.is_file() for file in files)
+            and any(vocabulary)
+            and vocabulary == _vocabulary_files(second_folder)
+        )
     contents = [file.read_bytes() for file in files]
-    declared = [(_added(folder), _named(folder)) for folder in (one, other)]
+    declared = [(_added(folder), _named(folder)) for folder in (first_folder, second_folder)]
     alike = contents[0] == contents[1]
     if alike and declared[0] == declared[1]:
         return True

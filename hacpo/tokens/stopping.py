@@ -49,15 +49,15 @@ def eos_token_ids(folder: Path, *others: int) -> list[int]:
     Raises:
         ModelError: one of them names something that is no token id.
     """
-    found = set(others)
+    token_ids = set(others)
     for name in ("generation_config.json", "config.json"):
         value = read_mapping(folder / name).get("eos_token_id")
         declared = value if isinstance(value, list) else [] if value is None else [value]
         wrong = [token_id for token_id in declared if type(token_id) is not int or not 0 <= token_id < _MOST]
         if wrong:
             raise ModelError("eos_token_id is no token id", where=folder / name, found=repr(wrong[0])[:40])
-        found |= set(declared)
-    return sorted(found)
+        token_ids |= set(declared)
+    return sorted(token_ids)
 
 
 def completed_at(token_ids: Sequence[int], stop: Sequence[str], decode: Callable[[list[int]], str]) -> int | None:
@@ -103,6 +103,6 @@ class StopStrings:
         self._token_ids = self._token_ids[self._settled :]
         self._settled = len(self._token_ids)
         self._tail += text[len(before) :]
-        found = first_stop(self._tail, self._stop) is not None
+        completed = first_stop(self._tail, self._stop) is not None
         self._tail = self._tail[-self._longest :]
-        return found
+        return completed

@@ -201,5 +201,7 @@ class ChatTokenizer:
             return None  # some templates take no answers at all
         before, _, after = rendered.rpartition(_ANSWER)
         contents = {token_id: self._tokenizer.convert_ids_to_tokens(token_id) for token_id in candidates}
-        found = [token_id for token_id, name in contents.items() if before and name and after.lstrip().startswith(name)]
-        return max(found, key=lambda token_id: len(contents[token_id]), default=None)
+        following = [
+            token_id for token_id, name in contents.items() if before and name and after.lstrip().startswith(name)
+        ]
+        return max(following, key=lambda token_id: len(contents[token_id]), default=None)

@@ -120,8 +120,8 @@ def module_file(name: str, root: Path) -> Path | None:
     """
     module = name.partition(":")[0]
     root = root.resolve()
-    found = next((path for path in _places(module, root) if path.is_file()), None)
-    if found is None:
+    file = next((path for path in _places(module, root) if path.is_file()), None)
+    if file is None:
         if _spec(module.partition(".")[0]) is None:
             raise SettingsError(
                 f"there is no module {module!r}",
@@ -129,8 +129,8 @@ def module_file(name: str, root: Path) -> Path | None:
                 expected=f"{module.replace('.', '/')}.py in the project, or an installed package",
             )
         return None  # no source file, or one that only an import can find
-    found = found.resolve()
-    inside = found.relative_to(root) if found.is_relative_to(root) else None
+    file = file.resolve()
+    inside = file.relative_to(root) if file.is_relative_to(root) else None
     if inside is None or any(part in _INSTALLED or part.startswith(".") for part in inside.parts):
         return None
     return inside

@@ -54,7 +54,7 @@ class Verdict:
     verdict: Outcome
     extracted: str | None
     """The answer that was judged, None where there was none; beyond `verification.max_extracted` characters shortened
-    (`answers.shortened`)."""
+    (`spelling.shortened`)."""
     message: str | None = None
     """Why nobody can tell, where the verdict is `error` or `timeout`."""
 

@@ -97,13 +97,13 @@ def _opened(arguments: Sequence[str]) -> _Judge:
         for answer, gold in _WARM_UP:
             equivalent(answer, gold)
         return _compare
-    from hacpo.verifying import function as reward_function
+    from hacpo.verifying.function import UnusableError, load
 
     name, root = arguments
     signal.alarm(_IMPORT_SECONDS)  # nobody may be left to end an import that hangs
     try:
-        function = reward_function.load(name, Path(root))
-    except reward_function.UnusableError as error:
+        function = load(name, Path(root))
+    except UnusableError as error:
         raise _RefusedError(str(error)) from error
     finally:
         signal.alarm(0)

@@ -36,7 +36,7 @@ class KnownSet:
         columns: column of the problems table -> column of the files.
         terms: whose the problems are, where a dataset card may say less.
         name_row: (row, its number in the split from 0) -> last part of the problem_id; None: from the problem's text.
-        answers: `texts.digest` of a problem -> its answer, where the source has forgotten it.
+        answers: `cells.digest` of a problem -> its answer, where the source has forgotten it.
     """
 
     repository: str

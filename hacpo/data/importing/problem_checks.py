@@ -101,14 +101,14 @@ def overlaps(problems: Sequence[Problem], others: Mapping[str, Sequence[tuple[st
         others: name of a set -> (problem_id, problem) of its rows.
     """
     here = {normalised(row.problem): row.problem_id for row in reversed(problems)}
-    found = []
+    overlapping = []
     for name, rows in others.items():
         pairs = [
             (here[text], other) for other, text in ((other, normalised(text)) for other, text in rows) if text in here
         ]
         if pairs:
-            found.append(Overlap(name, tuple(pairs)))
-    return found
+            overlapping.append(Overlap(name, tuple(pairs)))
+    return overlapping
 
 
 def texts_of(file: Path) -> list[tuple[str, str]] | None:

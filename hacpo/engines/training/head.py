@@ -27,7 +27,14 @@ _PROBE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Head:
-    """How a model turns its last hidden state into logits: softcap(scale * (hidden @ weight.T + bias))."""
+    """How a model turns its last hidden state into logits: softcap(scale * (hidden @ weight.T + bias)).
+
+    Attributes:
+        weight_vh: [V, H], in the model's dtype.
+        bias_v: [V]; None: the head has none.
+        scale: what the logits are multiplied by.
+        softcap: logits become softcap * tanh(logits / softcap); None: they stay.
+    """
 
     weight_vh: Tensor
     bias_v: Tensor | None
@@ -35,7 +42,7 @@ class Head:
     softcap: float | None
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
-        """Logits [N, V], float32 whatever the weights are."""
+        """Logits of hidden states [N, H]: [N, V], float32 whatever the weights are."""
         logits_nv = torch.nn.functional.linear(hidden_nh, self.weight_vh, self.bias_v).float() * self.scale
         return logits_nv if self.softcap is None else self.softcap * torch.tanh(logits_nv / self.softcap)
 

@@ -27,13 +27,13 @@ def place() -> Place | None:
     Raises:
         SettingsError: it is no number.
     """
-    found = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    if found["RANK"] is None or found["WORLD_SIZE"] is None:
+    variables = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    if variables["RANK"] is None or variables["WORLD_SIZE"] is None:
         return None
     try:
-        return Place(*(int(found[name] or 0) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+        return Place(*(int(variables[name] or 0) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
     except ValueError:
-        raise SettingsError("RANK, LOCAL_RANK and WORLD_SIZE must be numbers", found=found) from None
+        raise SettingsError("RANK, LOCAL_RANK and WORLD_SIZE must be numbers", found=variables) from None
 
 
 def leads() -> bool:

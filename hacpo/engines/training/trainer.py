@@ -143,15 +143,15 @@ class Trainer:
     def _score_old_policy(self, rows: Sequence[Row]) -> None:
         """`reference: self`: cross ratios divide by the learner's own policy before this step's updates."""
         cross = [row for row in rows if not row["is_self"]]
-        found: dict[str, float] = {}
+        own_totals: dict[str, float] = {}
         for _, batch in self._share(cross):
             if batch is None:
                 self._pass_along()
                 continue
             logprobs, mask = self._logprobs(self.policy, batch)
             sums = (logprobs.double() * mask).sum(dim=-1).tolist()
-            found |= {row["rollout_id"]: total for row, total in zip(batch, sums, strict=True)}
-        totals = {key: total for part in self.world.gather(found) for key, total in part.items()}
+            own_totals |= {row["rollout_id"]: total for row, total in zip(batch, sums, strict=True)}
+        totals = {key: total for part in self.world.gather(own_totals) for key, total in part.items()}
         for row in cross:
             row["source_logprob"], row["source_tokens"] = totals[row["rollout_id"]], row["learner_tokens"]
 
@@ -269,7 +269,10 @@ def _traced(rows: Sequence[Row], terms: Any, index: int) -> list[Row]:
 
 
 def summarise(trace: Sequence[Row]) -> dict[str, float]:
-    """Ratio and clip statistics of a step's trace, own and cross apart."""
+    """Ratio and clip statistics of a step's trace, own and cross apart; a kind without rows has none.
+
+    Ratios are per response (`ratio`); `clipped`, `below` and `above` are shares of rows.
+    """
     metrics: dict[str, float] = {}
     for kind, rows in (
         ("own", [row for row in trace if row["is_self"]]),

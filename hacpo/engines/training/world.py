@@ -79,16 +79,16 @@ def joined(
             compute in another way.
     """
     here = place()
-    found = 1 if here is None else here.size
-    if found != launcher.world_size:
+    started = 1 if here is None else here.size
+    if started != launcher.world_size:
         raise SettingsError(
             "the update was started with the wrong number of processes",
             where="launcher",
             expected=f"{launcher.world_size} (processes x nodes)",
-            found=found,
+            found=started,
             remedy="let `hacpo update` start them, or start as many by hand (docs/update.md)",
         )
-    if here is not None and found > 1:
+    if here is not None and started > 1:
         with _accelerated(here, launcher, device, dtype) as world:
             yield world
         return

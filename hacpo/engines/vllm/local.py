@@ -98,7 +98,7 @@ class VllmEngine:
         parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
-        """See `base.Sampler`."""
+        """See `interface.Sampler`."""
         from vllm import SamplingParams
 
         outputs = self._llm.generate(

@@ -136,7 +136,7 @@ class VllmServer:
         parameters: SamplingParameters,
         on_progress: OnProgress | None = None,
     ) -> list[SampledResponse]:
-        """See `base.Sampler`.
+        """See `interface.Sampler`.
 
         Raises:
             ModelError: the server fails, or was given other weights meanwhile.
@@ -168,14 +168,14 @@ class VllmServer:
             "max_tokens": 1,
             "prompt_logprobs": 0,
         }
-        found = []
+        logprobs = []
         for copy in range(self._copies):
             rank = {"X-data-parallel-rank": str(copy)}
             with self._as_vllm_answers():
                 (choice,) = self._post(COMPLETIONS, body, rank)["choices"]
                 pairs = zip(token_ids[1:], choice["prompt_logprobs"][1:], strict=True)
-                found.append(np.array([entry[str(token)]["logprob"] for token, entry in pairs], dtype=np.float64))
-        return found
+                logprobs.append(np.array([entry[str(token)]["logprob"] for token, entry in pairs], dtype=np.float64))
+        return logprobs
 
     def sleep(self) -> bool:
         """Nothing: its memory is its own. But the weights must be loaded again, since others may use it meanwhile."""
@@ -191,7 +191,7 @@ class VllmServer:
         return facts
 
     def _call(self, method: str, *arguments: str) -> list[Any]:
-        """A method of `vllm_worker.CheckpointReload`, on every worker."""
+        """A method of `worker_extension.CheckpointReload`, on every worker."""
         results: list[Any] = self._post("/collective_rpc", {"method": method, "args": list(arguments)})["results"]
         return results
 
@@ -275,7 +275,7 @@ class VllmServer:
 
     def _refused(self, status: int, received: bytes, path: str) -> ModelError:
         """What an answer other than 200 means, and what helps."""
-        said = " ".join(received.decode(errors="replace").split())
+        answer = " ".join(received.decode(errors="replace").split())
         if status == 401:
             remedy = (
                 f"name its key_file in servers.yaml as `hacpo serve` says, or set {KEY_VARIABLE}, and {HOSTS_VARIABLE} "
@@ -284,9 +284,9 @@ class VllmServer:
             return self._error("wants another key" if self._has_key else "wants a key", remedy)
         if status in (404, 405) and not path.startswith("/v1"):
             return self._error(f"has no {path.partition('?')[0]}: vLLM's development mode is off", self.remedy)
-        if "has no attribute 'hacpo_" in said:
+        if "has no attribute 'hacpo_" in answer:
             return self._error("was started without hacpo's worker extension", self.remedy)
-        return self._error(f"answers {path} with {status}: {said[:300]}", self.remedy)
+        return self._error(f"answers {path} with {status}: {answer[:300]}", self.remedy)
 
     def _error(self, what: str, remedy: str) -> ModelError:
         return ModelError(f"the vLLM server {what}", where=self.url, remedy=remedy)

@@ -47,7 +47,8 @@ class Reloadable(Sampler, Protocol):
         """Take over the weights of a model folder; wakes up if asleep."""
 
     def probe(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.float64]]:
-        """Log-probability of every token but the first, at temperature 1, from each copy of the model."""
+        """Log-probability (nats) of every token but the first, at temperature 1: float64 [tokens - 1] from each copy of
+        the model."""
 
     def sleep(self) -> bool:
         """Sampling is over for now: give memory back. Returns whether the weights must be loaded again."""

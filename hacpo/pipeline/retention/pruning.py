@@ -40,14 +40,6 @@ class AgentPlan:
     stay: dict[int, str]
 
 
-# --- the record
-# --------------------------------------------------------------------------------------------------------
-
-
-# --- planning and removing
-# ---------------------------------------------------------------------------------------------
-
-
 def plan_pruning(pipeline: Pipeline, steps_done: int) -> list[AgentPlan]:
     """What the retention rule says of the checkpoints that are there, up to `steps_done`; later ones all stay.
 
@@ -58,7 +50,7 @@ def plan_pruning(pipeline: Pipeline, steps_done: int) -> list[AgentPlan]:
 
     settings, layout = pipeline.settings, pipeline.layout
     retention = settings.retention
-    there = {agent: checkpoints_there(layout, agent) for agent in settings.agents}
+    checkpoints = {agent: checkpoints_there(layout, agent) for agent in settings.agents}
     kept: dict[str, dict[int, str]] = {}
     for agent in settings.agents:
         results = (
@@ -67,9 +59,9 @@ def plan_pruning(pipeline: Pipeline, steps_done: int) -> list[AgentPlan]:
         # `hacpo export --step best` looks at every evaluation there is, also those that are no longer asked for.
         due = {step: value for step, value in results.items() if settings.evaluated(step)}
         mine = kept_steps(retention, steps_done, results) | kept_steps(retention, steps_done, due)
-        mine |= {step: "not all is done that needs it" for step in there[agent] if step > steps_done}
+        mine |= {step: "not all is done that needs it" for step in checkpoints[agent] if step > steps_done}
         # Where pruned steps are trained again one after another, the next begins here.
-        newest = max((step for step in there[agent] if step <= steps_done), default=0)
+        newest = max((step for step in checkpoints[agent] if step <= steps_done), default=0)
         kept[agent] = {newest: "newest that is there"} | mine
     if retention.cache == "kept":  # DVC's file says of a step as a whole whether it is in the cache
         others = {step: f"{why}, of {agent}" for agent, steps in kept.items() for step, why in steps.items()}
@@ -77,8 +69,8 @@ def plan_pruning(pipeline: Pipeline, steps_done: int) -> list[AgentPlan]:
     return [
         AgentPlan(
             agent,
-            {step: _size(layout.checkpoint(step, agent)) for step in there[agent] if step not in kept[agent]},
-            {step: kept[agent][step] for step in there[agent] if step in kept[agent]},
+            {step: _size(layout.checkpoint(step, agent)) for step in checkpoints[agent] if step not in kept[agent]},
+            {step: kept[agent][step] for step in checkpoints[agent] if step in kept[agent]},
         )
         for agent in settings.agents
     ]
@@ -147,7 +139,3 @@ def _links_above(checkpoint: Path) -> list[Path]:
 
 def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-# --- words
-# ------------------------------------------------------------------------------------------------------

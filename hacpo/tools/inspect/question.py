@@ -68,7 +68,7 @@ def ask(folder: Path, overrides: Sequence[str]) -> Question:
         if not any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in known):
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             raise SettingsError(
-                "no such setting", where=f"--set {key}", remedy=f"did you mean {near[0]}?" if near else None
+                "no such setting", where=f"--set {key}", remedy=f"did you mean {near[0]}?" if near else ""
             )
         if not _answerable(key):
             raise SettingsError(

@@ -1,7 +1,7 @@
 r"""Whether two single values are mathematically equal: math-verify, and the guards around it.
 
 The only module that imports math-verify, its LaTeX reader latex2sympy2_extended and SymPy. It is for worker processes,
-because a comparison may take any time and memory. Texts are as `answers.tidy` leaves them.
+because a comparison may take any time and memory. Texts are as `spelling.tidy` leaves them.
 
 The reader takes some texts for other values than they have: juxtaposed integers are added (`2(3)` is 5), letters lose
 their case (`R - r` is 0), `\operatorname` runs functions of SymPy. The guards below rewrite or refuse these. The
@@ -73,14 +73,14 @@ def equal(answer: str, gold: str) -> bool:
     imaginary = not indexed and bool(_IMAGINARY.search(answer) or _IMAGINARY.search(gold))
     expected = _read(gold, lowercase, imaginary)
     try:
-        found = _read(answer, lowercase, imaginary)
+        given = _read(answer, lowercase, imaginary)
     except UnreadableError:
         return False
-    if not verify(expected, found, allow_set_relation_comp=True, timeout_seconds=None):
+    if not verify(expected, given, allow_set_relation_comp=True, timeout_seconds=None):
         return False
-    if isinstance(found, sympy.Eq) and isinstance(expected, sympy.Eq):
-        return _same_equation(found, expected)
-    return _relatively_close(found, expected)
+    if isinstance(given, sympy.Eq) and isinstance(expected, sympy.Eq):
+        return _same_equation(given, expected)
+    return _relatively_close(given, expected)
 
 
 def _without_commands(text: str) -> str:
@@ -139,19 +139,19 @@ def _magnitude(node: Any) -> float:
     return abs(float(node)) if isinstance(node, sympy.Float) else 10 ** min(_digits(node), 300.0)
 
 
-def _same_equation(found: Any, expected: Any) -> bool:
+def _same_equation(given: Any, expected: Any) -> bool:
     """Whether two equations that the library calls equal are: it says so of any two without solutions."""
-    ratio = sympy.simplify((found.lhs - found.rhs) / (expected.lhs - expected.rhs))
+    ratio = sympy.simplify((given.lhs - given.rhs) / (expected.lhs - expected.rhs))
     return bool(ratio.is_number) or bool(sympy.solve(expected))
 
 
-def _relatively_close(found: Any, expected: Any) -> bool:
+def _relatively_close(given: Any, expected: Any) -> bool:
     """Whether two numbers agree relatively too; true of all that are not two numbers."""
-    if not (isinstance(found, sympy.Expr) and isinstance(expected, sympy.Expr)):
+    if not (isinstance(given, sympy.Expr) and isinstance(expected, sympy.Expr)):
         return True
-    if found.free_symbols or expected.free_symbols or (found.is_Integer and expected.is_Integer):
+    if given.free_symbols or expected.free_symbols or (given.is_Integer and expected.is_Integer):
         return True
-    value, gold = found.doit().evalf(15), expected.doit().evalf(15)
+    value, gold = given.doit().evalf(15), expected.doit().evalf(15)
     if not value.is_finite or not gold.is_finite:
         return True
     larger = max(sympy.Abs(value).evalf(15), sympy.Abs(gold).evalf(15))

@@ -45,7 +45,7 @@ def equivalent(answer: str, gold: str) -> bool:
     if answer.strip() == gold.strip():  # even where there is nothing to compare: layout alone, or a full stop
         return bool(gold.strip())
     answer, gold = tidy(answer), tidy(gold)
-    return any(_same(one, other) for other in _readings(gold, answer) for one in _readings(answer, gold))
+    return any(_same(ours, theirs) for theirs in _readings(gold, answer) for ours in _readings(answer, gold))
 
 
 def _is_grouped(text: str) -> bool:
@@ -159,7 +159,9 @@ def _same_form(answer: _Form, gold: _Form) -> bool:
     if kinds <= {",", "{}"}:
         return _same_collection(answer.items, gold.items)
     if len(kinds) == 1 or kinds == {",", "()"}:
-        return all(_same(_named(one)[1], _named(other)[1]) for one, other in zip(answer.items, gold.items, strict=True))
+        return all(
+            _same(_named(ours)[1], _named(theirs)[1]) for ours, theirs in zip(answer.items, gold.items, strict=True)
+        )
     return False
 
 
@@ -178,12 +180,12 @@ def _same_collection(answer: Sequence[str], gold: Sequence[str]) -> bool:
     ours, theirs = _with_names(answer), _with_names(gold)
     our_names, their_names = {name for name, _ in ours}, {name for name, _ in theirs}
     if len(our_names) > 1 and len(their_names) > 1:
-        return _paired(ours, theirs, lambda one, other: _same_name(one[0], other[0]) and _same(one[1], other[1]))
+        return _paired(ours, theirs, lambda item, wanted: _same_name(item[0], wanted[0]) and _same(item[1], wanted[1]))
     if not _same_name(*(next(iter(names)) if len(names) == 1 else None for names in (our_names, their_names))):
         return False
     if len(our_names) > 1 or len(their_names) > 1 or all(_is_word(value) for _, value in theirs):
-        return all(_same(one[1], other[1]) for one, other in zip(ours, theirs, strict=True))
-    return _paired(ours, theirs, lambda one, other: _same(one[1], other[1]))
+        return all(_same(item[1], wanted[1]) for item, wanted in zip(ours, theirs, strict=True))
+    return _paired(ours, theirs, lambda item, wanted: _same(item[1], wanted[1]))
 
 
 def _with_names(items: Sequence[str]) -> list[tuple[str | None, str]]:
@@ -288,7 +290,7 @@ def _in_variable_of(name: str, value: str, gold_name: str) -> str | None:
 
 
 def _same_value(answer: str, gold: str) -> bool:
-    moduli = {squeezed((found[1] or found[2]).strip("{}")) for found in _MODULUS.finditer(f"{answer} {gold}")}
+    moduli = {squeezed((modulus[1] or modulus[2]).strip("{}")) for modulus in _MODULUS.finditer(f"{answer} {gold}")}
     if moduli:
         return len(moduli) == 1 and _same(_MODULUS.sub("", answer).strip(), _MODULUS.sub("", gold).strip())
     verdict = same_numeral(answer, gold)

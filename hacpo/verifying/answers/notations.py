@@ -49,13 +49,13 @@ def same_ratio(answer: str, gold: str) -> bool | None:
         return None
     if len(ours) != len(theirs) or not all(ours) or not all(theirs):
         return False
-    if all(equal(one, other) for one, other in zip(ours, theirs, strict=True)):
+    if all(equal(part, wanted) for part, wanted in zip(ours, theirs, strict=True)):
         return True
     if _CLOCK.fullmatch(squeezed(answer)) and _CLOCK.fullmatch(squeezed(gold)):
         return False
     return all(
-        equal(rf"({theirs[0]})\cdot({one})", rf"({ours[0]})\cdot({other})")
-        for one, other in zip(ours, theirs, strict=True)
+        equal(rf"({theirs[0]})\cdot({part})", rf"({ours[0]})\cdot({wanted})")
+        for part, wanted in zip(ours, theirs, strict=True)
     )
 
 

@@ -87,7 +87,7 @@ class Quantity:
 
 
 def quantity(text: str) -> Quantity:
-    """The value of `text` (as `answers.tidy` gives it) without unit, currency, trailing words and percent sign."""
+    """The value of `text` (as `spelling.tidy` gives it) without unit, currency, trailing words and percent sign."""
     units: list[str | None] = []
     for _ in range(4):  # each round takes one thing off; `\\$5 \\text{ per hour}` has two
         before = text
