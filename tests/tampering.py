@@ -47,7 +47,7 @@ class Sandbox:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
 
-    # --- places ----------------------------------------------------------------------------------------------------
+    # --- places ------------------------------------------------------------------------------------------------------
 
     @property
     def pipeline(self) -> Path:
@@ -65,7 +65,7 @@ class Sandbox:
         path = self.artifacts / table
         return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
 
-    # --- tables ----------------------------------------------------------------------------------------------------
+    # --- tables ------------------------------------------------------------------------------------------------------
 
     def rows(self, table: str) -> list[dict[str, Any]]:
         return [row for shard in self.shards(table) for row in pq.read_table(shard).to_pylist()]

@@ -123,7 +123,7 @@ class CheckpointCache:
         stay = set.intersection(*(set(plan.stay) for plan in plans)) & set(range(steps_done + 1))
         return stay if which == "kept" else stay & {0, steps_done}
 
-    # --- into the cache --------------------------------------------------------------------------------------------
+    # --- into the cache ----------------------------------------------------------------------------------------------
 
     def _keep(self, step: int, flagged: set[int]) -> bool:
         """Whether a step's checkpoints are in the cache, after putting them there."""
@@ -225,7 +225,7 @@ class CheckpointCache:
     def _is_asked(self) -> bool:
         return self.pipeline.settings.retention.cache is not None
 
-    # --- out of the cache ------------------------------------------------------------------------------------------
+    # --- out of the cache --------------------------------------------------------------------------------------------
 
     def _drop(self, step: int) -> None:
         """Take a step's weights and optimizers out of the cache, where nothing else is known to need them.
@@ -288,7 +288,7 @@ class CheckpointCache:
     def _history(self) -> History:
         return History(self.pipeline.root)
 
-    # --- names -----------------------------------------------------------------------------------------------------
+    # --- names -------------------------------------------------------------------------------------------------------
 
     @property
     def _agents(self) -> list[str]:

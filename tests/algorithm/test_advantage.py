@@ -46,7 +46,7 @@ def reordered(result: StepAdvantages, index: Any) -> StepAdvantages:
     return StepAdvantages(**{field.name: getattr(result, field.name)[index] for field in fields(StepAdvantages)})
 
 
-# --- numbers by hand --------------------
+# --- numbers by hand -------------------------------------------------------------------------------------------------
 
 
 def test_capability_baseline_by_hand() -> None:
@@ -117,7 +117,7 @@ def test_own_baseline_learns_from_a_partner_when_all_own_answers_are_wrong() -> 
     np.testing.assert_array_equal(np.sign(result.advantage[0]), [[0, 0], [1, 0]])
 
 
-# --- guard --------------------
+# --- guard -----------------------------------------------------------------------------------------------------------
 
 # Learner 0 is three times as able (0.9 against 0.3), yet both got 3 of 4: mu^(0) = (3 + 3 * 3) / 8 = 1.5.
 OVER = np.array([[[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]]])
@@ -170,7 +170,7 @@ def test_a_baseline_of_exactly_one_is_not_guarded() -> None:
     assert (result.baseline[0, 0] == 1.0).all()
 
 
-# --- uniform groups --------------------
+# --- uniform groups --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.7, -3.0])
@@ -204,7 +204,7 @@ def test_uniform_is_decided_over_all_agents_and_per_prompt() -> None:
     assert (result.advantage[0] != 0).all()
 
 
-# --- reductions --------------------
+# --- reductions ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", list(RECIPES))
@@ -237,7 +237,7 @@ def test_equal_capabilities_make_the_capability_baseline_the_joint_mean() -> Non
     )
 
 
-# --- bounds of omega --------------------
+# --- bounds of omega -------------------------------------------------------------------------------------------------
 
 
 def test_a_partner_that_is_never_right_stays_bounded() -> None:
@@ -253,7 +253,7 @@ def test_a_partner_that_is_never_right_stays_bounded() -> None:
     assert np.isfinite(weak.effective_advantage).all()
 
 
-# --- properties --------------------
+# --- properties ------------------------------------------------------------------------------------------------------
 
 REWARD_ARRAYS = hnp.arrays(
     np.float64,
@@ -333,7 +333,7 @@ def test_no_prompts_give_no_rows() -> None:
     assert advantages(np.zeros((0, 2, 4)), 0).advantage.shape == (0, 2, 4)
 
 
-# --- refusals --------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

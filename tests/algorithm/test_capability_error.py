@@ -107,7 +107,7 @@ def test_the_interval_stays_in_omegas_bounds_and_one_problem_has_none() -> None:
     assert [row["standard_error"] for row in later] == [None, None]
 
 
-# --- in a run ---------------------------------------------------------------------------------------------------------
+# --- in a run --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

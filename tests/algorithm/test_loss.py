@@ -90,7 +90,7 @@ def gradient(loss: Tensor, batch: ResponseBatch) -> Tensor:
     return result
 
 
-# --- own term -----------------------------------------------------------------------
+# --- own term --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_own_term_by_hand(ratio: float, advantage: float, objective: float, slop
     assert gradient(terms.objective_b.sum(), batch).item() == pytest.approx(slope * ratio, abs=1e-13)
 
 
-# --- cross term ---------------------------------------------------------------------
+# --- cross term ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 3.0])
@@ -220,7 +220,7 @@ def test_alpha_zero_is_the_plain_clipped_ratio(ratio: float, advantage: float, u
     assert terms.objective_b.item() == pytest.approx(min(max(ratio, lower), 1.0) * advantage, rel=1e-13, abs=1e-15)
 
 
-# --- published formulas, recomputed -------------------------------------------------
+# --- published formulas, recomputed ----------------------------------------------------------------------------------
 
 
 def published_clip(ratio: float, advantage: float, low: float, high: float) -> float:
@@ -410,7 +410,7 @@ def test_without_partners_hacpo_is_gspo_exactly(update_index: int) -> None:
     assert hacpo_gradient.abs().sum() > 0
 
 
-# --- gradients ----------------------------------------------------------------------
+# --- gradients -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["learner_tokens", "own_tokens", "bytes"])
@@ -489,7 +489,7 @@ def test_padding_does_not_matter() -> None:
         assert (wide[:, 6:] == 0).all()
 
 
-# --- aggregation --------------------------------------------------------------------
+# --- aggregation -----------------------------------------------------------------------------------------------------
 
 
 def test_row_weights_by_hand() -> None:
@@ -556,7 +556,7 @@ def test_a_row_of_weight_zero_fills_a_batch_and_does_nothing() -> None:
     assert gradient(loss, batch)[1].item() == 0.0
 
 
-# --- sampler correction --------------------------------------------------------------
+# --- sampler correction ----------------------------------------------------------------------------------------------
 
 
 def test_the_samplers_weight_scales_the_term_and_not_the_penalty() -> None:
@@ -585,7 +585,7 @@ def test_the_samplers_weight_scales_the_term_and_not_the_penalty() -> None:
     torch.testing.assert_close(half, whole * f64(0.5, 1.0)[:, None], **TIGHT)
 
 
-# --- KL -----------------------------------------------------------------------------
+# --- KL --------------------------------------------------------------------------------------------------------------
 
 
 def test_kl_by_hand() -> None:
@@ -636,7 +636,7 @@ def test_kl_is_bounded() -> None:
     assert kl_to_initial(batch).item() == pytest.approx(math.exp(10) - 11, rel=1e-14)
 
 
-# --- inputs -------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_ratio_may_refer_to_the_learners_own_old_policy() -> None:

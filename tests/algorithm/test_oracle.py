@@ -34,7 +34,7 @@ def with_oracle(setting: str) -> str:
     return PARAMS.replace("  recipe: hacpo", BLOCK.format(setting))
 
 
-# --- by hand ----------------------------------------------------------------------------------------------------------
+# --- by hand ---------------------------------------------------------------------------------------------------------
 
 
 def bounds(**changes: Any) -> CapabilitySettings:
@@ -75,7 +75,7 @@ def test_a_side_samples_capability_is_that_steps_mean() -> None:
     assert side_sample_capability([0.0, 0.0], bounds()) == 1e-8
 
 
-# --- a side sample ----------------------------------------------------------------------------------------------------
+# --- a side sample ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_what_if_compares_the_estimate_with_the_oracle(
     assert "this needs a side sample of 7 responses" in more.error
 
 
-# --- a given table ----------------------------------------------------------------------------------------------------
+# --- a given table ---------------------------------------------------------------------------------------------------
 
 ORACLE = [(step, agent, value) for step in (1, 2) for agent, value in (("ada", 0.6), ("bo", 0.3))]
 

@@ -33,7 +33,7 @@ from hacpo.settings.recipes import RECIPES
 from hacpo.tokens.terminals import Terminals
 from tampering import Sandbox
 
-# --- the pool without EOS
+# --- the pool without EOS --------------------------------------------------------------------------------------------
 
 
 class Letters:
@@ -150,7 +150,7 @@ def test_the_pool_reads_nothing_else_of_the_importance_block(project: Path, cli:
     assert "pool does not read this setting" in refused.error
 
 
-# --- both code bases by hand
+# --- both code bases by hand -----------------------------------------------------------------------------------------
 
 
 BOTH = ["reference_code", "reference_code_main"]
@@ -276,7 +276,7 @@ def test_the_cap_and_what_lies_beyond_it_below() -> None:
     assert kl_to_initial(batch).tolist() == pytest.approx([math.exp(-10) + 9] * 2, rel=1e-14)
 
 
-# --- the preset, recomputed from files
+# --- the preset, recomputed from files -------------------------------------------------------------------------------
 
 
 def table(base: Path, name: str, agent: str, key: str = "agent") -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from hacpo.algorithm.sampler_correction import (
 from hacpo.algorithm.support import Support
 from hacpo.errors import ArtifactError, DataError
 
-# --- numbers by hand
+# --- numbers by hand -------------------------------------------------------------------------------------------------
 
 
 def test_log_weight_by_hand() -> None:
@@ -88,7 +88,7 @@ def test_metrics_by_hand() -> None:
         assert sampler_metrics(same, same) == agreed
 
 
-# --- rows to train on
+# --- rows to train on ------------------------------------------------------------------------------------------------
 
 
 def pooled(token_ids: list[int]) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def test_sets_of_kept_ids_that_do_not_fit_the_tokens_are_refused(own: list[list[
         training_rows(pool, WORTH, [{**OWN[0], "support": Support.of(own)}], sampler_cap=None, where="here")
 
 
-# --- through the command line
+# --- through the command line ----------------------------------------------------------------------------------------
 
 
 def table(base: Path, name: str, agent: str, key: str = "agent") -> pl.DataFrame:

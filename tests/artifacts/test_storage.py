@@ -98,8 +98,7 @@ def test_no_more_open_files_is_one_line(finished_copy: Path, cli: Cli, command: 
     assert contents(finished_copy) == before
 
 
-# --- faults at one call, by the library of `make soak`
-# ------------------------------------------------------------------
+# --- faults at one call, by the library of `make soak` ---------------------------------------------------------------
 
 
 @pytest.fixture

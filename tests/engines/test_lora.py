@@ -182,8 +182,7 @@ def test_a_changed_base_is_found_and_refused(copy: Path, cli: Cli) -> None:
     assert "its weights are not those that this adapter belongs to" in refused.error
 
 
-# --- settings and set-up
-# --------------------------------------------------------------------------------------------------
+# --- settings and set-up ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,8 +221,7 @@ def test_settings_that_disagree_with_the_checkpoint_are_refused(here: Path, cli:
     assert cli(*command, "algorithm.loss.kl_coef=0.1").code == 0  # the base is the initial policy
 
 
-# --- whole models on demand
-# -----------------------------------------------------------------------------------------------
+# --- whole models on demand ------------------------------------------------------------------------------------------
 
 
 def test_vllm_gets_a_whole_model_that_is_gone_afterwards(here: Path, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_two_processes_and_recomputed_activations_keep_the_supports(
     assert pl.read_parquet(one[1]).equals(pl.read_parquet(two[1]))
 
 
-# --- tampering
+# --- tampering -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,7 @@ def test_corruption_is_found(box: Sandbox, name: str, column: str, change: Any, 
     assert any(expected in str(one.expected) for one in said)
 
 
-# --- settings
+# --- settings --------------------------------------------------------------------------------------------------------
 
 
 def test_top_p_alone_bounds_what_is_kept(project: Path) -> None:

@@ -160,7 +160,7 @@ def test_columns_hold_supports_and_give_them_back() -> None:
     assert supports[0].head(1).lists() == [[1, 3]]
 
 
-# --- real models
+# --- real models -----------------------------------------------------------------------------------------------------
 
 
 SETTINGS = EngineSettings(device="cpu", threads=1, batch_size=16)

@@ -66,7 +66,7 @@ def test_a_reward_function_is_named(project: Path, cli: Cli) -> None:
     assert "mean reward 0.250" in cli("verify", RUN, "--step", 1, "--agent", "ada").out
 
 
-# --- when it is said, by numbers made up ------------------------------------------------------------------------------
+# --- when it is said, by numbers made up -----------------------------------------------------------------------------
 
 
 class Numbers:

@@ -105,8 +105,7 @@ def lean_copy(tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return root
 
 
-# --- the rule
-# ----------------------------------------------------------------------------------------------------------
+# --- the rule --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,8 +154,7 @@ def test_rules_that_cannot_be(project: Path, cli: Cli) -> None:
         assert said in refused.error
 
 
-# --- pruned as the run goes
-# --------------------------------------------------------------------------------------------
+# --- pruned as the run goes ------------------------------------------------------------------------------------------
 
 
 def test_a_pruned_run_has_the_same_tables_and_result(whole: Path, lean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,8 +254,7 @@ def test_fewer_steps_make_the_result_anew(lean_copy: Path, whole: Path, cli: Cli
     assert steps_there() == [0, STEPS]
 
 
-# --- what was pruned is needed again
-# -----------------------------------------------------------------------------------
+# --- what was pruned is needed again ---------------------------------------------------------------------------------
 
 
 def test_another_benchmark_trains_pruned_steps_again(
@@ -344,8 +341,7 @@ def test_restore_of_what_is_not_done(lean_copy: Path, cli: Cli) -> None:
     assert "update ada of step 1 is not done, or out of date. First `hacpo run pipelines/small`" in refused.error
 
 
-# --- pruned by hand
-# ----------------------------------------------------------------------------------------------------
+# --- pruned by hand --------------------------------------------------------------------------------------------------
 
 
 def test_prune_by_hand_does_what_a_run_does(whole_copy: Path, lean: Path, cli: Cli) -> None:

@@ -1,4 +1,4 @@
-"""Every recipe through the command line: rollouts, pools and updates as ALGORITHM's table of recipes says.
+"""Every recipe through the command line: rollouts, pools and updates as docs/recipes.md's table of recipes says.
 
 8 prompts, minibatches of 4 prompts: U = 2 updates per step when an agent learns from its own G = 4 responses.
 """
@@ -96,7 +96,7 @@ def test_rollouts_and_updates_of_every_recipe(project: Path, cli: Cli, recipe: s
     check_counts(base, names, share, multiplier)
 
 
-# --- one agent
+# --- one agent -------------------------------------------------------------------------------------------------------
 
 
 def numbers(path: Path) -> pa.Table:
@@ -128,7 +128,7 @@ def test_one_agent_alone_trains_as_gspo_to_the_last_bit(project: Path, cli: Cli,
             assert (checkpoints[0] / file).read_bytes() == (checkpoints[1] / file).read_bytes(), file
 
 
-# --- order of the agents
+# --- order of the agents ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_the_order_of_agents_does_not_matter(project: Path, cli: Cli) -> None:
         assert (traces[0]["ratio"] - traces[1]["ratio"]).abs().max() < 1e-3
 
 
-# --- one switch at a time, from the same pool
+# --- one switch at a time, from the same pool ------------------------------------------------------------------------
 
 
 def updated(cli: Cli, out: Path, *settings: str, step: int = 1) -> tuple[pl.DataFrame, dict[str, float]]:

@@ -30,8 +30,7 @@ PIPELINES = ROOT / "pipelines"
 SHIPPED = {path.parent.relative_to(PIPELINES).as_posix(): path for path in PIPELINES.rglob("params.yaml")}
 RECIPES_PAGE = ROOT / "docs" / "recipes.md"
 
-# --- the paper's rows, by hand
-# -----------------------------------------------------------------------------------------
+# --- the paper's rows, by hand ---------------------------------------------------------------------------------------
 
 # Table 5: alpha, delta (its text's 0.2; the table prints the lower bound 0.8), delta_step.
 TABLE_5 = {"state": (3.0, 0.2, 0.01), "size": (1.0, 0.2, 0.025), "model": (1.0, 0.2, 0.025), "large": (3.0, 0.2, 0.025)}
@@ -94,8 +93,7 @@ def expected_algorithm(run: str) -> dict[str, Any]:
     return merged({"recipe": recipe, **tree}, ROWS[run])
 
 
-# --- the files
-# ---------------------------------------------------------------------------------------------------------
+# --- the files -------------------------------------------------------------------------------------------------------
 
 
 def missing_models(settings: Settings) -> list[str]:
@@ -187,8 +185,7 @@ def test_the_pairs_differ_in_their_agents_alone() -> None:
     assert len(agents) == 6
 
 
-# --- agents, made once
-# -------------------------------------------------------------------------------------------------
+# --- agents, made once -----------------------------------------------------------------------------------------------
 
 WARMUP_STEPS = 120  # of the 1400 to 1800 shipped: enough for boxes, so that some groups have right and wrong answers
 
@@ -290,8 +287,7 @@ def test_the_trio_has_three_architectures_and_three_tokenizers(make: Make, folde
     ]
 
 
-# --- two steps of each
-# -------------------------------------------------------------------------------------------------
+# --- two steps of each -----------------------------------------------------------------------------------------------
 
 PROMPTS, GROUP, ALONE = 10, 4, 2  # prompts, responses each, updates an agent alone makes (10 prompts / 5 per minibatch)
 SHORT = {

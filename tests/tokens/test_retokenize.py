@@ -154,8 +154,7 @@ def test_folders_without_tokenizer_or_template_are_refused(models: Path, tmp_pat
         ChatTokenizer(tmp_path).render("p1", [{"role": "user", "content": "1+1"}])
 
 
-# --- real tokenizers, real texts
-# ------------------------------------------------------------------------------------------------------------
+# --- real tokenizers, real texts -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def step(made: Step, monkeypatch: pytest.MonkeyPatch) -> Step:
     return made
 
 
-# --- equal tokenizers
+# --- equal tokenizers ------------------------------------------------------------------------------------------------
 
 
 def test_a_learner_with_the_same_tokenizer_gets_the_sampled_ids_and_the_sampled_end(step: Step) -> None:
@@ -251,7 +251,7 @@ def _copied_run(artifacts: Path, old: str, new: str) -> None:
     storage.write_json(artifacts / new / "settings.json", dump(pipeline.settings))
 
 
-# --- different tokenizers
+# --- different tokenizers --------------------------------------------------------------------------------------------
 
 
 def test_a_learner_with_another_tokenizer_reads_text_and_ends_as_it_ends(step: Step) -> None:
@@ -293,7 +293,7 @@ def test_always_goes_through_text_between_equal_tokenizers_too(step: Step, cli: 
             assert row["token_ids"] == [*chat.encode(rollout["text"]), *ended]
 
 
-# --- the audit
+# --- the audit -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ def test_a_pool_through_text_that_should_not_be(sandbox: Sandbox) -> None:
     assert (found.expected, found.found, found.count, found.note) == (False, True, 12, "retokenise: always")
 
 
-# --- which token stands for which
+# --- which token stands for which ------------------------------------------------------------------------------------
 
 QWEN = Terminals.of(151645, {151643: "<|endoftext|>", 151645: "<|im_end|>"}, 151645)
 QWEN_BASE = Terminals.of(151643, {151643: "<|endoftext|>"}, 151643)
@@ -376,7 +376,7 @@ def test_a_token_of_the_same_name_stands_for_itself() -> None:
     assert terminal_map(LLAMA, other) == {128009: 7, 128008: 8, 128001: 7}  # no end of a document: the turn's
 
 
-# --- whether two tokenizers are the same
+# --- whether two tokenizers are the same -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -487,7 +487,7 @@ def test_a_damaged_tokenizer_is_one_line(name: str, text: str, message: str, fol
         same_tokenizer(folder, other)
 
 
-# --- the run's records
+# --- the run's records -----------------------------------------------------------------------------------------------
 
 
 def test_the_pool_depends_on_every_agents_tokenizer(step: Step, cli: Cli) -> None:

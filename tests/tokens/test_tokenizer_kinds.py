@@ -53,8 +53,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokenizer]:
     return {name: ChatTokenizer(root / name) for name in NAMES}
 
 
-# --- any text
-# ------------------------------------------------------------------------------------------------------------
+# --- any text --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -132,8 +131,7 @@ def test_a_long_run_takes_time_in_proportion(name: str, unit: str, chats: dict[s
     assert seconds(400_000) < 24 * seconds(50_000) + 0.1
 
 
-# --- whole runs
-# ------------------------------------------------------------------------------------------------------------
+# --- whole runs ------------------------------------------------------------------------------------------------------
 
 
 def _project(tmp_path: Path, kinds: list[str], **extra: str) -> Path:
@@ -201,8 +199,7 @@ def test_three_kinds_learn_from_each_other(
     assert trace["ratio"].is_finite().all()
 
 
-# --- chat templates
-# ------------------------------------------------------------------------------------------------------------
+# --- chat templates --------------------------------------------------------------------------------------------------
 
 
 def test_a_base_model_gets_the_plain_template_and_is_deployed_with_it(

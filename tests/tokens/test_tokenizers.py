@@ -48,8 +48,7 @@ def untouched(folders: dict[str, Path]) -> dict[str, Any]:
     return {name: load_tokenizer(folder) for name, folder in folders.items()}
 
 
-# --- exact text
-# ------------------------------------------------------------------------------------------------------------
+# --- exact text ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["7+3=10", " 7+3=10", "  8", "8 ", "\\boxed{8}\n"])
@@ -113,8 +112,7 @@ def test_control_tokens_that_were_sampled_are_not_in_the_text_but_tags_are(chats
     assert chat.decode([think, *chat.encode("8"), start, *chat.encode("9"), end]) == "<think>89"
 
 
-# --- ends
-# ------------------------------------------------------------------------------------------------------------
+# --- ends ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", list(KINDS))
@@ -160,8 +158,7 @@ def test_a_tokenizer_without_eos_takes_the_models(tmp_path: Path) -> None:
     assert ChatTokenizer(tmp_path).eos_token_id == 7
 
 
-# --- templates
-# ------------------------------------------------------------------------------------------------------------
+# --- templates -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "count"), [("byte_level", 0), ("byte_level_base", 0), ("llama2", 1), ("unigram", 1)])

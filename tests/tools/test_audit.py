@@ -60,7 +60,7 @@ def found(result: Audit) -> set[tuple[str, str, str]]:
     }
 
 
-# --- clean runs -------------------------------------------------------------------------------------------------------
+# --- clean runs ------------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_is_clean_and_the_coverage_counts_it_all(box: Sandbox, cli: Cli) -> None:
@@ -148,7 +148,7 @@ def test_a_narrow_terminal_shows_whole_names(box: Sandbox) -> None:
     assert f"artifacts/small/{edited['table']}/part-00000.parquet{edited['rollout_id']}" in place
 
 
-# --- unfinished runs --------------------------------------------------------------------------------------------------
+# --- unfinished runs -------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_has_not_begun(project: Path, cli: Cli) -> None:
@@ -245,7 +245,7 @@ def test_bad_options_are_one_line(box: Sandbox, cli: Cli, options: tuple[str, ..
     assert said in result.error
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_damaged_file_is_named_and_what_depends_on_it_is_not_checked(box: Sandbox) -> None:
@@ -333,7 +333,7 @@ def test_steps_beyond_the_last_are_left_alone_and_said_so(box: Sandbox) -> None:
     assert any("beyond the last" in what for what, _ in result.skipped)
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("edited", ["params", "settings"])
@@ -377,7 +377,7 @@ def test_the_speed_benchmark_makes_a_run_that_is_clean() -> None:
     assert "640 rollouts" in result.stdout
 
 
-# --- texts, torch, lists ----------------------------------------------------------------------------------------------
+# --- texts, torch, lists ---------------------------------------------------------------------------------------------
 
 
 def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(box: Sandbox, monkeypatch: Any) -> None:

@@ -99,7 +99,7 @@ def test_a_folder_hashes_as_dvc_hashes_it(tmp_path: Path) -> None:
     assert digest.nfiles == 5
 
 
-# --- files that changed -----------------------------------------------------------------------------------------------
+# --- files that changed ----------------------------------------------------------------------------------------------
 
 
 def test_one_bit_of_a_shard_with_size_and_times_kept(sandbox: Sandbox) -> None:
@@ -194,7 +194,7 @@ def test_a_model_folder_changed_after_the_start(sandbox: Sandbox, models: Path) 
         Path("models").symlink_to(models)
 
 
-# --- checkpoints may be pruned ----------------------------------------------------------------------------------------
+# --- checkpoints may be pruned ---------------------------------------------------------------------------------------
 
 
 def test_a_pruned_checkpoint_is_no_finding(sandbox: Sandbox) -> None:
@@ -231,7 +231,7 @@ def test_half_a_checkpoint_is_not_a_pruned_one(sandbox: Sandbox) -> None:
     assert only(audit()).file == path
 
 
-# --- locks and dvc.yaml that changed ----------------------------------------------------------------------------------
+# --- locks and dvc.yaml that changed ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("column", "new"), [("md5", "f" * 32), ("size", 7), ("nfiles", 9)])

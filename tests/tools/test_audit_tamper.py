@@ -129,7 +129,7 @@ def in_last_digits(value: float) -> float:
     return value * (1 + 1e-6)
 
 
-# --- rollouts ---------------------------------------------------------------------------------------------------------
+# --- rollouts --------------------------------------------------------------------------------------------------------
 
 ROLLOUTS, BEFORE, VERDICTS = (f"{name}/step=0001/agent=ada" for name in ("rollouts", "checkpoints", "verdicts"))
 POOL, ADVANTAGES = (f"{name}/step=0001/learner=ada" for name in ("pool", "advantages"))

@@ -55,7 +55,7 @@ def at(findings: list[Finding], check: str, column: str) -> Finding:
     return found
 
 
-# --- what is covered --------------------------------------------------------------------------------------------------
+# --- what is covered -------------------------------------------------------------------------------------------------
 
 
 def test_a_clean_run_has_no_finding_and_all_of_it_is_covered(sandbox: Sandbox) -> None:
@@ -112,7 +112,7 @@ def test_tables_that_cannot_be_read_are_left_to_the_audit_of_tables(sandbox: San
     assert report.decoded == 128 - 32
 
 
-# --- rollouts ---------------------------------------------------------------------------------------------------------
+# --- rollouts --------------------------------------------------------------------------------------------------------
 
 
 def test_an_edited_text(sandbox: Sandbox) -> None:
@@ -165,7 +165,7 @@ def test_the_file_of_a_row_is_its_shard(sandbox: Sandbox) -> None:
     assert (found.file.name, found.row) == ("part-00001.parquet", name)
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------------
+# --- verdicts --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", [VERDICTS, EVALUATIONS])
@@ -228,7 +228,7 @@ def test_a_timeout_of_a_hard_answer_proves_nothing(sandbox: Sandbox) -> None:
     assert not [found for found in findings if found.check == "verdict"]
 
 
-# --- pools ------------------------------------------------------------------------------------------------------------
+# --- pools -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

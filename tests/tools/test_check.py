@@ -38,8 +38,7 @@ def files(root: Path) -> dict[str, float]:
     return {str(path): path.stat().st_mtime_ns for path in root.rglob("*")}
 
 
-# --- what is shipped
-# -----------------------------------------------------------------------------------------------------
+# --- what is shipped -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -98,8 +97,7 @@ def test_every_settings_file_in_the_guide_fits(cli: Cli, shipped: Path) -> None:
     assert (list(short.evaluation.benchmarks), short.evaluation.averaged) == (["math500"], ())
 
 
-# --- what stands in the way
-# ----------------------------------------------------------------------------------------------
+# --- what stands in the way ------------------------------------------------------------------------------------------
 
 FEW = {"train": "few/train", "sets": {"few/train": {"path": "data/three.parquet"}}}
 TINY: dict[str, Any] = {
@@ -473,8 +471,7 @@ def test_options_that_do_not_fit(cli: Cli, project: Path) -> None:
     assert (project / "pipelines/other/dvc.yaml").is_file()
 
 
-# --- the hub is asked
-# --------------------------------------------------------------------------------------------------
+# --- the hub is asked ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -520,8 +517,7 @@ def test_a_model_that_cannot_be_had_is_an_error_online(
         assert any(": error: agents.ada.model: " in line and text in line for line in said), said
 
 
-# --- the paper's settings, by hand
-# -------------------------------------------------------------------------------------
+# --- the paper's settings, by hand -----------------------------------------------------------------------------------
 
 # Table 5: alpha, lower bound 1 - delta (which it prints under delta), delta_step.
 TABLE_5 = {

@@ -34,8 +34,7 @@ def estimated(cli: Cli, *arguments: object) -> Any:
     return found
 
 
-# --- shapes
-# ------------------------------------------------------------------------------------------------------------
+# --- shapes ----------------------------------------------------------------------------------------------------------
 
 # What the model cards state: all parameters, and those beside the embeddings (tied ones count once), in billions; and
 # the exact sums where hub pages print them.
@@ -131,8 +130,7 @@ def test_a_head_that_is_stored_twice_counts_once(tmp_path: Path, models: Path) -
     assert shapes.from_folder(tmp_path).parameters == shapes.from_folder(models / "ada").parameters
 
 
-# --- memory
-# ------------------------------------------------------------------------------------------------------------
+# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_chunk_of_logits_is_the_engines() -> None:
@@ -220,8 +218,7 @@ def test_the_cache_of_a_token_by_hand() -> None:
     assert memory.cache_per_token(KNOWN_MODELS["Qwen/Qwen3-4B-Base"], "bfloat16") == 2 * 36 * 8 * 128 * 2
 
 
-# --- work
-# --------------------------------------------------------------------------------------------------------------
+# --- work ------------------------------------------------------------------------------------------------------------
 
 
 def paper(recipe: str) -> settings_of.Settings:
@@ -268,8 +265,7 @@ def test_a_comparison_shows_it(cli: Cli, project: Path) -> None:
     assert "there is no params.yaml" in cli("estimate", "pipelines/none").error
 
 
-# --- disk and time
-# -----------------------------------------------------------------------------------------------------
+# --- disk and time ---------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_by_hand() -> None:
@@ -354,8 +350,7 @@ def test_more_processes_share_memory_and_time(cli: Cli, project: Path) -> None:
     assert alone["agents"]["ada"]["host_bytes"] == 0
 
 
-# --- against a finished run
-# --------------------------------------------------------------------------------------------
+# --- against a finished run ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -408,8 +403,7 @@ def test_a_run_that_has_not_begun_is_assumed(cli: Cli, project: Path) -> None:
     assert estimated(cli, RUN, "--mean-response-tokens", 20)["agents"]["bo"]["lengths"]["response"] == 20.0
 
 
-# --- the command
-# -------------------------------------------------------------------------------------------------------
+# --- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_it_writes_nothing_and_fits_a_terminal(cli: Cli, project: Path) -> None:

@@ -104,7 +104,7 @@ def misbehaving(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[
     return judged
 
 
-# --- one call -------------------------------------------------------------------------------------------------------
+# --- one call --------------------------------------------------------------------------------------------------------
 
 
 def test_a_function_sees_the_whole_row_the_text_and_the_finish_reason(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_hanging_calls_end_in_bounded_time(misbehaving: Callable[..., dict[str, 
     assert [verdict.message for verdict in verdicts] == ["no verdict after 1 s"] + ["no verdict after 0.1 s"] * 9
 
 
-# --- finding the function -------------------------------------------------------------------------------------------
+# --- finding the function --------------------------------------------------------------------------------------------
 
 UNUSABLE = {
     "raise ValueError('not today')": r"importing rewards raised ValueError: not today \(rewards.py:1\)",
@@ -405,7 +405,7 @@ def test_where_a_module_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             reward_function.module_file(f"{missing}:score", tmp_path)
 
 
-# --- in a pipeline --------------------------------------------------------------------------------------------------
+# --- in a pipeline ---------------------------------------------------------------------------------------------------
 
 GRADED = """
     def score(problem, response, finish_reason):

@@ -230,8 +230,7 @@ def write_adapter(adapter: Adapter, state: Mapping[str, torch.Tensor], target: P
         (target / name).write_text(text + "\n", encoding="utf-8")
 
 
-# --- PEFT
-# -------------------------------------------------------------------------------------------------------------
+# --- PEFT ------------------------------------------------------------------------------------------------------------
 
 
 def _require_peft(where: object) -> None:

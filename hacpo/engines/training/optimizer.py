@@ -96,7 +96,7 @@ class Optimizer:
             part.mul_(scale)
         return float(norm)
 
-    # --- state -----------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path | None) -> None:
         """Write the state as safetensors, whole tensors whatever the number of processes, and counters as JSON.

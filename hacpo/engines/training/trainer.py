@@ -207,7 +207,7 @@ class Trainer:
         initial[chosen, : values.shape[1]] = values
         return initial
 
-    # --- state -----------------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path | None) -> None:
         """Write optimizer state and counters into `folder` (made here); None on processes that only take part."""

@@ -115,7 +115,7 @@ class DeepAudit:
             if self._run.settings.evaluated(step):
                 self._check_evaluation(step, agent)
 
-    # --- the stages ------------------------------------------------------------------------------------------------
+    # --- the stages --------------------------------------------------------------------------------------------------
 
     def _check_rollouts(self, step: int, agent: str) -> bool:
         """Rescore the rollouts, and sample them again where that must give the same.
@@ -288,7 +288,7 @@ class DeepAudit:
                 self.report.exact += 1
                 self._compare_all(path, recorded, fresh, tables.EVALUATIONS)
 
-    # --- repeating and comparing -----------------------------------------------------------------------------------
+    # --- repeating and comparing -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _repeated(self, stage: str, step: int, agent: str, checkpoint: Path) -> Iterator[bool]:

@@ -176,7 +176,7 @@ def check_locks(run: AuditRun) -> None:
     run.looked_at("locks", stages, hasher.files)
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def _read_lock(path: Path) -> tuple[dict[str, Any], str]:
@@ -245,7 +245,7 @@ def _names(outs: Iterable[Any]) -> Iterator[str]:
         yield from [out] if isinstance(out, str) else out
 
 
-# --- comparing --------------------------------------------------------------------------------------------------------
+# --- comparing -------------------------------------------------------------------------------------------------------
 
 
 def _compare_plan(run: AuditRun, path: Path, text: str) -> None:

@@ -309,7 +309,7 @@ def _generate_metrics(responses: Responses) -> dict[str, float | None]:
     return metrics
 
 
-# --- verdicts -------------------------------------------------------------------------------------------------------
+# --- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses | None, drawn: Drawn) -> Floats | None:

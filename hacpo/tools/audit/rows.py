@@ -106,7 +106,7 @@ class Rows:
         """A column of lists."""
         return ListColumn.of(self.arrow(column))
 
-    # --- comparing -------------------------------------------------------------------------------------------------
+    # --- comparing ---------------------------------------------------------------------------------------------------
 
     def equal(self, check: str, column: str, expected: Any, *, where: Flags | None = None, note: str = "") -> None:
         """A column of texts, whole numbers or booleans against expected values (an Arrow array, or one value); a null

@@ -123,7 +123,7 @@ class TextAudit:
             for agent in agents:
                 self._check_evaluation(step, agent)
 
-    # --- rollouts ---------------------------------------------------------------------------------------------------
+    # --- rollouts ----------------------------------------------------------------------------------------------------
 
     def _check_rollouts(
         self, step: int, agent: str, table: pa.Table, problems: dict[str, Row], *, side: bool = False
@@ -210,7 +210,7 @@ class TextAudit:
                 [getattr(fresh[number], column) for number in compared],
             )
 
-    # --- pools ------------------------------------------------------------------------------------------------------
+    # --- pools -------------------------------------------------------------------------------------------------------
 
     def _check_pool(
         self, step: int, learner: str, rollouts: dict[str, pa.Table | None], problems: dict[str, Row]
@@ -257,7 +257,7 @@ class TextAudit:
                 found |= {row["rollout_id"]: row for row in rows_there}
         return found
 
-    # --- evaluations ------------------------------------------------------------------------------------------------
+    # --- evaluations -------------------------------------------------------------------------------------------------
 
     def _check_evaluation(self, step: int, agent: str) -> None:
         settings, layout = self._run.settings, self._run.layout
@@ -288,7 +288,7 @@ class TextAudit:
         self.report.verified_of += len(table)
         self._check_verdicts(path, requests, rows)
 
-    # --- reading and comparing --------------------------------------------------------------------------------------
+    # --- reading and comparing ---------------------------------------------------------------------------------------
 
     def _read(self, path: Path, table: tables.Table, *, step: int | None = None, **agent: str) -> pa.Table | None:
         """A table with two more columns, each row's number and the name it has in findings; None where it cannot be

@@ -64,7 +64,7 @@ def _readings(text: str, other: str) -> list[str]:
     return readings
 
 
-# --- forms: one value, list, set, tuple ---
+# --- forms: one value, list, set, tuple ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _paired(ours: Sequence[_T], theirs: Sequence[_T], same: Callable[[_T, _T], b
     return True
 
 
-# --- one item: names and equations ---
+# --- one item: names and equations -----------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
@@ -286,7 +286,7 @@ def _in_variable_of(name: str, value: str, gold_name: str) -> str | None:
     return re.sub(r"\\[a-zA-Z]+|" + ours[2], lambda found: theirs[2] if found[0] == ours[2] else found[0], value)
 
 
-# --- one value ---
+# --- one value -------------------------------------------------------------------------------------------------------
 
 
 def _same_value(answer: str, gold: str) -> bool:

@@ -155,7 +155,7 @@ def enclosing(text: str) -> tuple[str, str, str] | None:
     return (opening, "".join(content[:-1]).strip(), content[-1]) if depth == 0 else None
 
 
-# --- one spelling for each notation ---
+# --- one spelling for each notation ----------------------------------------------------------------------------------
 
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n")
