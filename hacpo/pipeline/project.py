@@ -25,7 +25,7 @@ _NAMED = 8
 class Pipeline:
     """One experiment: its folder, its settings and where its artifacts live.
 
-    Runs may be grouped in folders: `pipelines/tables/size/hacpo` is the run `tables/size/hacpo`.
+    Runs may be grouped in folders: `pipelines/tiny/size/hacpo` is the run `tiny/size/hacpo`.
     """
 
     folder: Path

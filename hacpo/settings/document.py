@@ -25,7 +25,7 @@ stage read. Equations are those of the HACPO paper (arXiv 2603.02604).
 
 `extends: ../base.yaml`, relative to the file that says it, takes everything from another file first. Mappings are
 merged key by key, anything else replaces, and `key: null` leaves out what the other file says there. Runs may be
-grouped in folders: `pipelines/tables/size/hacpo/params.yaml` is the run `tables/size/hacpo`.
+grouped in folders: `pipelines/tiny/size/hacpo/params.yaml` is the run `tiny/size/hacpo`.
 """
 
 _WORDS = {int: "integer", float: "number", str: "text", bool: "true/false", NoneType: "null"}

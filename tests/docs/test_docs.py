@@ -14,7 +14,7 @@ import pytest
 import pages
 from conftest import ROOT
 
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*/README.md"))]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
 CODE = ("hacpo", "stages", "tests", "benchmarks", "examples", "pipelines")
 NO_MODULES = {"schema", "run", "partition", "shard", "settings"}
 """Keys of the tables' metadata (`hacpo.schema`), which docs/artifacts.md lists."""

@@ -39,17 +39,17 @@ TABLE_5 = {"state": (3.0, 0.2, 0.01), "size": (1.0, 0.2, 0.025), "model": (1.0, 
 ROWS: dict[str, dict[str, Any]] = {
     # Table 1
     **{
-        f"tables/{pair}/{recipe}": {}
+        f"tiny/{pair}/{recipe}": {}
         for pair in ("state", "size", "model")
         for recipe in ("grpo", "gspo", "gspo_x2", "naive", "hacpo")
     },
-    "tables/size/no_capability_baseline": {},  # Table 2
-    "tables/size/no_discrepancy": {},  # Table 3
-    **{f"tables/size/alpha_{alpha}": {"importance": {"alpha": float(alpha)}} for alpha in (0, 2, 3)},  # Table 4
-    "tables/large/hacpo": {},  # Table 4, Figure 4
-    **{f"tables/large/alpha_{alpha}": {"importance": {"alpha": float(alpha)}} for alpha in (0, 1, 2)},
-    "tables/large/no_stepwise": {"clip": {"cross_step": 0.0}},  # Figure 4
-    "tables/large/no_clip": {},
+    "tiny/size/no_capability_baseline": {},  # Table 2
+    "tiny/size/no_discrepancy": {},  # Table 3
+    **{f"tiny/size/alpha_{alpha}": {"importance": {"alpha": float(alpha)}} for alpha in (0, 2, 3)},  # Table 4
+    "tiny/large/hacpo": {},  # Table 4, Figure 4
+    **{f"tiny/large/alpha_{alpha}": {"importance": {"alpha": float(alpha)}} for alpha in (0, 1, 2)},
+    "tiny/large/no_stepwise": {"clip": {"cross_step": 0.0}},  # Figure 4
+    "tiny/large/no_clip": {},
 }
 BASELINES = ("grpo", "gspo", "gspo_x2", "naive")
 
@@ -122,11 +122,11 @@ def named_runs() -> set[str]:
 
 def test_the_recipes_page_names_no_run_that_is_not_there() -> None:
     groups = {run.rpartition("/")[0] for run in PAPER_BASELINES}
-    assert {name for name in named_runs() if name.startswith(("tables/", "paper/"))} <= {*SHIPPED, *groups}
+    assert {name for name in named_runs() if name.startswith(("tiny/", "paper/"))} <= {*SHIPPED, *groups}
 
 
 def test_every_row_of_the_paper_has_its_file_and_nothing_else_is_there() -> None:
-    assert {run for run in SHIPPED if run.startswith("tables/")} == set(ROWS)
+    assert {run for run in SHIPPED if run.startswith("tiny/")} == set(ROWS)
     assert {run for run in SHIPPED if run.startswith("paper/")} == {*PAPER_BASELINES, *PAPER_ABLATIONS}
 
 
@@ -151,12 +151,12 @@ def test_the_algorithm_is_the_preset_and_the_pairs_row_of_table_5(run: str) -> N
 @pytest.mark.parametrize(
     ("run", "keys"),
     [
-        ("tables/state/grpo", []),
-        ("tables/state/gspo", ["clip.own_low", "clip.own_high"]),
-        ("tables/state/naive", ["clip.own_low", "clip.own_high"]),
-        ("tables/state/hacpo", ["importance.alpha", "clip.own_low", "clip.own_high", "clip.cross_step"]),
-        ("tables/large/no_stepwise", ["importance.alpha", "clip.own_low", "clip.own_high"]),
-        ("tables/size/hacpo", ["clip.own_low", "clip.own_high"]),
+        ("tiny/state/grpo", []),
+        ("tiny/state/gspo", ["clip.own_low", "clip.own_high"]),
+        ("tiny/state/naive", ["clip.own_low", "clip.own_high"]),
+        ("tiny/state/hacpo", ["importance.alpha", "clip.own_low", "clip.own_high", "clip.cross_step"]),
+        ("tiny/large/no_stepwise", ["importance.alpha", "clip.own_low", "clip.own_high"]),
+        ("tiny/size/hacpo", ["clip.own_low", "clip.own_high"]),
     ],
 )
 def test_what_the_report_will_list_as_changed(run: str, keys: list[str]) -> None:
@@ -174,7 +174,7 @@ def test_the_runs_of_a_pair_differ_in_the_algorithm_alone(pair: str) -> None:
 
 def test_the_pairs_differ_in_their_agents_alone() -> None:
     """And an agent that is in two pairs is the same one: same name and seed, same warm start, same bytes."""
-    trees = [settings_of.dump(settings_of.load(SHIPPED[f"tables/{pair}/hacpo"])) for pair in TABLE_5]
+    trees = [settings_of.dump(settings_of.load(SHIPPED[f"tiny/{pair}/hacpo"])) for pair in TABLE_5]
     agents: dict[str, Any] = {}
     for tree in trees:
         for name, agent in tree.pop("agents").items():
@@ -249,14 +249,14 @@ SHAPE = ("hidden_size", "num_hidden_layers", "intermediate_size")
 
 @pytest.mark.slow
 def test_heterogeneous_state_is_the_same_model_with_other_weights(make: Make, folders: Path) -> None:
-    weak, strong = pair_folders("tables/state/hacpo", make, folders)
+    weak, strong = pair_folders("tiny/state/hacpo", make, folders)
     assert (weak / "config.json").read_bytes() == (strong / "config.json").read_bytes()
     assert tokenizer_bytes(weak) == tokenizer_bytes(strong)
     assert (weak / "model.safetensors").read_bytes() != (strong / "model.safetensors").read_bytes()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", ["tables/size/hacpo", "tables/large/hacpo"])
+@pytest.mark.parametrize("run", ["tiny/size/hacpo", "tiny/large/hacpo"])
 def test_heterogeneous_size_is_one_family_and_tokenizer_in_other_dimensions(
     run: str, make: Make, folders: Path
 ) -> None:
@@ -270,7 +270,7 @@ def test_heterogeneous_size_is_one_family_and_tokenizer_in_other_dimensions(
 
 @pytest.mark.slow
 def test_heterogeneous_model_is_another_architecture_and_tokenizer(make: Make, folders: Path) -> None:
-    qwen, llama = pair_folders("tables/model/hacpo", make, folders)
+    qwen, llama = pair_folders("tiny/model/hacpo", make, folders)
     assert [model_config(folder)["model_type"] for folder in (qwen, llama)] == ["qwen3", "llama"]
     assert cut(qwen, "12+3 has") == ["1", "2", "+", "3", " ", "h", "a", "s"]
     assert cut(llama, "12+3 has") == ["12", "+", "3", " ", "has"]
@@ -336,7 +336,7 @@ def rows(table: str, step: int, **agent: str) -> pl.DataFrame:
 
 
 def check_counts(agents: list[str], recipe: str) -> None:
-    """Rollouts, pools and updates of both steps as in ALGORITHM's table of recipes."""
+    """Rollouts, pools and updates of both steps as in docs/recipes.md's table of recipes."""
     share, times = COUNTS.get(recipe, SHARED)
     for step in (1, 2):
         for agent in agents:
@@ -393,7 +393,7 @@ def test_two_steps_of_a_table_row(run: str, root: Path, make: Make, cli: Cli) ->
 
 
 # Beyond the trio: two more agents of the tables.
-OTHERS = {"di": ("tables/size/hacpo", "qwen-small"), "ed": ("tables/model/hacpo", "llama")}
+OTHERS = {"di": ("tiny/size/hacpo", "qwen-small"), "ed": ("tiny/model/hacpo", "llama")}
 
 
 @pytest.mark.slow
