@@ -59,9 +59,16 @@ def _says(sandbox: Sandbox, command: list[str], expected: str) -> Iterator[Probl
     """A command that does not say what it should."""
     ended = sandbox.call(command)
     yield from of_output(ended)
-    if ended.code != 0 or expected not in ended.output:
+    stanzas = _stanzas(expected)  # of `dvc status`, in the order in which the disk names folders
+    said = _stanzas(ended.output) == stanzas if stanzas else expected in ended.output
+    if ended.code != 0 or not said:
         name = " ".join(command[2:])
         yield Problem("wrong bytes", f"{name}: exit code {ended.code}, expected {expected!r}: {ended.output[-1500:]}")
+
+
+def _stanzas(text: str) -> list[str]:
+    """What `dvc status` says of each stage."""
+    return sorted(one.strip() for one in re.split(r"^(?=\S)", text, flags=re.MULTILINE) if one.startswith("pipelines/"))
 
 
 def age(root: Path) -> None:
@@ -84,7 +91,7 @@ def leftovers(root: Path) -> Iterator[Problem]:
             if not known.fullmatch(path.name) and not _TEMPORARY.fullmatch(path.name):
                 yield Problem("leftover", str(path.relative_to(root)))
     for path in sorted(root.iterdir()):
-        if path.name not in (".dvc", ".dvcignore", "artifacts", "models", "pipelines"):
+        if path.name not in (".dvc", ".dvcignore", ".git", ".gitignore", "artifacts", "models", "pipelines"):
             yield Problem("leftover", path.name)
     for path in sorted((root / "artifacts").iterdir()):
         if path.name != RUN:

@@ -165,6 +165,21 @@ class Disk:
                 self._inodes[record.inode] = made
             folder.change(name, made)
 
+    def names_of_changed(self, record: Record) -> list[str]:
+        """All names of the file that a record gives other content, before it is applied."""
+        node = self._inodes.get(record.inode)
+        if not isinstance(node, File) or node.latest == record.content:
+            return []
+
+        def named(folder: Folder, above: str) -> Iterator[str]:
+            for name, inner in folder.names.items():
+                if inner is node:
+                    yield f"{above}{name}"
+                elif isinstance(inner, Folder):
+                    yield from named(inner, f"{above}{name}/")
+
+        return list(named(self.root, ""))
+
     def _found_renamed(self, node: File, path: str) -> None:
         """Take notice of a rename within a folder that the journal does not have."""
         if path and self.find(path) is not node and not path.endswith(" (deleted)"):
@@ -255,6 +270,15 @@ def latest_contents(node: Node | None, below: str = "") -> Iterator[tuple[str, b
             yield from latest_contents(inner, f"{below}/{name}" if below else name)
 
 
+def _in_place(disk: Disk, record: Record, units: Callable[[str], bool]) -> Iterator[str]:
+    """Names under which something begins, or changes, that a program may be looking at: a file is created, one that has
+    names gets other content, a folder that is one output is made empty."""
+    if record.kind == "C" or (record.kind == "M" and units(record.path)):
+        yield record.path
+    elif record.kind in "WS":
+        yield from disk.names_of_changed(record)
+
+
 def violations(
     disk: Disk,
     records: list[Record],
@@ -266,7 +290,8 @@ def violations(
     random_disks: int = 3,
     seen: Callable[[], None] = lambda: None,
 ) -> Iterator[str]:
-    """Names that after some cut stand for something that never was given them whole.
+    """Names that are not given something whole at once, or that after some cut stand for something that never was
+    given them whole.
 
     Args:
         disk: before the first record; changed.
@@ -286,6 +311,9 @@ def violations(
     moments = [number for number, record in enumerate(records) if record.kind in "RLUXM"]
     chosen = set(moments if len(moments) <= most else dice.sample(moments, most))
     for number, record in enumerate(records):
+        for name in _in_place(disk, record, units):
+            if promised(name):
+                yield f"{name} is not whole when it gets its name: operation {number} of {len(records)} writes in place"
         disk.apply(record)
         path = record.second if record.kind == "R" else record.path
         if record.kind in "RL" and promised(path):

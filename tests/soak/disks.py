@@ -19,6 +19,7 @@ from pathlib import Path
 from . import starved
 from .forks import Done, Forks
 from .frame import Bench, Part, SkippedError, Trial
+from .sandbox import copy_tree
 from .starved import PIPELINE, Golden
 
 _RUN = ("run", PIPELINE, "--jobs", "1")
@@ -93,7 +94,7 @@ def _fill(forks: Forks, golden: Golden, trial: Trial, kind: str) -> None:
 def _read_only_locks(forks: Forks, golden: Golden, trial: Trial) -> None:
     """The folder of the locks is on a disk that is read-only."""
     folder = trial.folder / "it"
-    shutil.copytree(golden.finished, folder, symlinks=True)
+    copy_tree(golden.finished, folder)
     locks = folder / "project" / "artifacts" / starved.RUN / ".locks"
     shutil.rmtree(locks)
     with _disk(locks, "ro"):

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from . import golden as whole
 from . import starved
 from .forks import Done, Forks
 from .frame import Bench, Part, Trial
+from .sandbox import copy_tree
 from .starved import PIPELINE, RUN, Golden
 
 _YAML = YAML(typ="safe", pure=True)
@@ -33,8 +35,8 @@ UNNOTICED = {
 }
 """Files of which a flip alone need not be noticed, and why; what is then made must be right all the same."""
 _CACHE = "project/.dvc/cache/"
-_RESTORED = ("advantages", "metrics", "pool", "report", "rollouts", "settings.json", "verdicts")
-"""What a run is to bring back from a cache in which something is flipped."""
+_START_CACHED = f"{PIPELINE}/steps/0000/dvc.yaml differs"
+"""Whether the start is in DVC's cache: it is where a later step has its weights there, which a flip may take away."""
 
 
 def _flip(trial: Trial, path: Path) -> str:
@@ -64,11 +66,11 @@ def _clean(trial: Trial, what: str, done: Done) -> None:
         trial.find("traceback", f"{what}: {done.err.strip()[-1500:]}")
 
 
-def _attack(forks: Forks, golden: Golden, wanted: dict[str, bytes], name: str, trial: Trial) -> None:
+def _attack(forks: Forks, golden: Golden, wanted: whole.Golden, name: str, trial: Trial) -> None:
     folder = trial.folder / "it"
-    shutil.copytree(golden.finished, folder, symlinks=True)
+    copy_tree(golden.finished, folder)
     what = f"{name}: {_flip(trial, folder / name)}"
-    excused = _excused(name)
+    excused, cached = _excused(name), name.startswith(_CACHE)
     audit = starved.hacpo(forks, folder, "audit", PIPELINE)
     _clean(trial, f"audit of {what}", audit)
     trial.count(f"flip: {_kind(name)}")
@@ -78,14 +80,17 @@ def _attack(forks: Forks, golden: Golden, wanted: dict[str, bytes], name: str, t
         trial.count("named by a deep audit alone" if audit.code else "not named by an audit")
     elif audit.code:
         trial.count("named by the audit")
-    if name.startswith(_CACHE):
+    if cached:
         _without_outputs(folder)
     done = starved.hacpo(forks, folder, *_RUN)
     _clean(trial, f"run after {what}", done)
     trial.log.write_text(f"{what}\naudit {audit.code}\n{audit.out}\nrun {done.code}\n{done.out}\n{done.err}\n")
-    same = starved.contents(folder) == wanted
-    if audit.code == 0 and done.code == 0 and not same and not _is_the_users(name):
-        trial.find("wrong bytes", f"{what}: nothing names it, and the run takes it")
+    taken = done.code == 0 and not _is_the_users(golden.finished, name)
+    for wrong in wrongly_taken(name, [one for _, one in wanted.differences(folder / "project", RUN)]) if taken else ():
+        trial.find("wrong bytes", f"{what}: the run takes it: {wrong} (audit: exit code {audit.code})")
+    stays = cached and (folder / name).is_file() and not _is_whole(folder / name, golden.finished / name)
+    if stays and done.code == 0:
+        trial.find("wrong bytes", f"{what}: stays in the cache, though everything was to be restored")
     if excused is not None or audit.code or done.code:
         trial.count("may go unnoticed" if excused is not None else "noticed")
     elif (folder / name).read_bytes() == (golden.finished / name).read_bytes():
@@ -96,15 +101,31 @@ def _attack(forks: Forks, golden: Golden, wanted: dict[str, bytes], name: str, t
         trial.find("wrong bytes", f"{what}: stays, and nothing names it")
 
 
-def _is_the_users(name: str) -> bool:
-    """Whether a change of a file is a change of what is asked for."""
+def _is_the_users(root: Path, name: str) -> bool:
+    """Whether a change of a file is a change of what is asked for: a start is the user's model folder by hard link."""
+    inode = (root / name).stat().st_ino
+    if any(path.stat().st_ino == inode for path in (root / "project" / "models").rglob("*")):
+        return True
     return name.startswith(("project/models/", "project/pipelines/", "project/.dvc/config", "project/.dvcignore"))
 
 
+def wrongly_taken(name: str, differences: list[str]) -> list[str]:
+    """What a run has made of a flip in a file: nothing but that file itself may differ after it, which the audit or a
+    reader names, and nothing at all where it was to be left alone or restored."""
+    inner = name.removeprefix("project/")
+    allowed = () if _excused(name) is not None else (f"{inner} differs", f"{inner} is missing")
+    return [one for one in differences if one not in (*allowed, _START_CACHED)]
+
+
+def _is_whole(path: Path, before: Path) -> bool:
+    return path.read_bytes() == before.read_bytes()
+
+
 def _without_outputs(folder: Path) -> None:
-    for name in _RESTORED:
-        path = folder / "project" / "artifacts" / RUN / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """All that a run has made is to come back from the cache, in which something is flipped."""
+    for path in (folder / "project" / "artifacts" / RUN).iterdir():
+        if path.name != ".locks":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _records(lock: Path) -> dict[str, str]:
@@ -118,7 +139,7 @@ def run(bench: Bench) -> None:
     forks = Forks(work / "out")
     try:
         golden = Golden.make(work / "golden", forks, starved.TWO)
-        wanted = starved.contents(golden.finished)
+        wanted = whole.Golden.of(golden.finished / "project", RUN, "")
         kinds: dict[str, list[str]] = {}
         for path in sorted(golden.finished.rglob("*")):
             if path.is_file() and not path.is_symlink() and path.stat().st_size:

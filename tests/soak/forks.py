@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -124,6 +125,17 @@ def _load() -> None:
     for name in (
         *(
             "dvc.cli",
+            "dvc.cli.parser",
+            "dvc.data_cloud",
+            "dvc.lock",
+            "dvc.scm",
+            "dvc.utils.strictyaml",
+            "scmrepo.git",
+            "dulwich.repo",
+            "networkx",
+            "pyarrow.dataset",
+            "dateutil.relativedelta",
+            "dvc.repo.stage",
             "dvc.repo",
             "dvc.commands.repro",
             "dvc.stage.cache",
@@ -142,6 +154,8 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _load()
+    gc.collect()
+    gc.freeze()  # or each fork copies all pages of it to look at what it never frees
     mine, asking = os.getpid(), os.getppid()
     for line in sys.stdin:
         request = json.loads(line)

@@ -21,8 +21,8 @@ from pathlib import Path
 from .ending import kill_started
 
 KINDS = ("wrong bytes", "wedge", "traceback", "leftover", "orphan", "by hand", "refused", "tool")
-"""What can be found. `wedge`: a command that does not go on, on two tries; `by hand`: something had to be done that no
-page says; `refused`: an exit code or a line that is not documented; `tool`: the attack itself failed."""
+"""What can be found. `wedge`: a command that does not go on, on two tries; `by hand`: it does on the second, which a
+person had to ask for; `refused`: an exit code or a line that is not documented; `tool`: the attack itself failed."""
 _LAST_OUTPUT = 4000
 
 

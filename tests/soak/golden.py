@@ -50,11 +50,12 @@ def _digests(root: Path, run: str) -> Iterator[tuple[str, str]]:
         for path in sorted(base.rglob("*")):
             inner = path.relative_to(base)
             if inner.parts[0] != ".locks":
-                yield str(path.relative_to(root)), "folder" if path.is_dir() else _digest(path, inner)
+                yield str(path.relative_to(root)), "folder" if path.is_dir() else digest(path, inner)
 
 
-def _digest(path: Path, inner: Path) -> str:
-    if path.is_symlink():
+def digest(path: Path, inner: Path) -> str:
+    """Of what of a file is the same whenever it is made; `inner`: its path in the artifacts or pipeline of its run."""
+    if path.is_symlink() and ".dvc/cache/files/" not in str(path.resolve()):  # `cache.type symlink`: as its object
         return f"link to {path.readlink()}"
     if str(inner).startswith(_UNLIKE):
         return "file"

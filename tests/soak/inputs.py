@@ -18,6 +18,7 @@ from typing import Any
 from . import starved
 from .forks import Done, Forks
 from .frame import Bench, Part, Trial
+from .sandbox import copy_tree
 from .starved import PIPELINE, Golden
 
 _DOCUMENTED = (0, 1, 2, 3, 4, 5, 6, 8, 9, 10)
@@ -288,7 +289,7 @@ def run(bench: Bench) -> None:
         def trial(one: Trial) -> None:
             kind = list(_KINDS)[one.number % len(_KINDS)]
             folder = one.folder / "it"
-            shutil.copytree(golden.finished, folder, symlinks=True)
+            copy_tree(golden.finished, folder)
             command = _KINDS[kind](one.dice, folder / "project")
             done = forks.run(
                 ["hacpo", *command],

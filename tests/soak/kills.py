@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import re
+import subprocess
 import time
 from dataclasses import dataclass
 
@@ -40,6 +42,8 @@ MODES = {"group": 5, "driver alone": 3, "one below": 2, "all at once": 1}
 that it started, everything as a power cut does."""
 _DELAYS = (0.0, 0.0, 0.0, 0.0005, 0.005, 0.05, 0.5)
 """Seconds between what was seen and the kill."""
+_CACHE_TYPES = ("", "", "hardlink,copy", "symlink", "reflink,copy")
+"""How DVC is told to put what is in its cache in place; not at all mostly."""
 _RANDOM_SECONDS, _TARGET_SECONDS, _ORPHAN_SECONDS = 8.0, 20.0, 10.0
 
 
@@ -65,14 +69,39 @@ def run(bench: Bench) -> None:
 class _Life:
     def __init__(self, trial: Trial, template: Template) -> None:
         self._trial, self._dice = trial, trial.dice
-        kind = self._dice.choice(["kept", "pruned"])
-        self._sandbox: Sandbox = template.copy(trial.folder, kind, self._dice.randrange(STEPS))
+        kind = self._dice.choice(["kept", "kept", "pruned", "pruned", "remade"])
+        steps = self._dice.randrange(STEPS) + (kind == "remade")  # something is to be trained again
+        self._sandbox: Sandbox = template.copy(trial.folder, kind, steps)
         self._kind = kind
+        self._links, self._is_in_git = self._dice.choice(_CACHE_TYPES), self._dice.random() < 0.25
+        self._furnish()
+
+    def _furnish(self) -> None:
+        """Say how DVC links what is in its cache, and have some projects in git."""
+        root = self._sandbox.root
+        config = root / ".dvc" / "config"
+        text = config.read_text() + (f"[cache]\n    type = {self._links}\n" if self._links else "")
+        config.write_text(text.replace("    no_scm = true\n", "") if self._is_in_git else text)
+        if self._is_in_git:
+            (root / ".gitignore").write_text("/artifacts/*\n/models/\n/.dvc/cache\n/.dvc/tmp\n")
+            self._git("init", "--quiet")
+            self._commit()
+
+    def _git(self, *words: str) -> None:
+        variables = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **os.environ}
+        who = ("-c", "user.name=soak", "-c", "user.email=soak@example.invalid")
+        subprocess.run(["git", *who, *words], cwd=self._sandbox.root, env=variables, check=True, capture_output=True)
+
+    def _commit(self) -> None:
+        """What DVC's records say at this moment: a commit keeps what they name in the cache."""
+        self._git("add", "--all")
+        self._git("commit", "--quiet", "--allow-empty", "--message", "so far")
+        self._trial.count("commits")
 
     def live(self) -> None:
         """Be killed some times, come to the end, and be compared."""
         trial, first = self._trial, self._dice.choice([0, 1])
-        for turn in range(first, first + self._dice.randint(4, 12)):
+        for turn in range(first, first + self._dice.randint(6, 20)):
             if self._enough() or self._attack(("run", "repro")[turn % 2], self._kill()) or trial.problems:
                 break
         if not trial.problems:
@@ -80,13 +109,13 @@ class _Life:
 
     def _start(self, command: list[str]) -> processes.Started:
         """As a new interpreter that starts new ones now and then; forks mostly, which are at work at once."""
-        if self._dice.random() < 0.15:
+        if self._dice.random() < 0.05:
             return dataclasses.replace(self._sandbox, zygote=None).start(command)
         return self._sandbox.start(command, **{FORKED_STAGES: "1"})
 
     def _command(self, way: str) -> list[str]:
         """Agents side by side in processes of their own now and then; alone they need no new interpreter."""
-        return drivers(self._kind, jobs=self._dice.choice([1, 1, 1, 1, 2]))[way]
+        return drivers(self._kind, jobs=1 + (self._dice.random() < 0.08))[way]
 
     def _enough(self) -> bool:
         bench = self._trial.bench
@@ -118,6 +147,8 @@ class _Life:
             self._no_orphans()
         if self._dice.random() < 0.1:
             self._look()
+        if self._is_in_git and self._dice.random() < 0.5:
+            self._commit()
         return not struck and self._went_well(way, ended)
 
     def _wait(self, kill: Kill, watch: Watch, started: processes.Started) -> bool:
@@ -199,7 +230,7 @@ class _Life:
         if again.code != 0:
             self._trial.find("wedge", f"{way}: exit code {again.code}, on the second try: {again.output[-1500:]}")
         elif way == "run":
-            self._trial.find("refused", f"run: exit code {ended.code}, on the first try: {ended.output[-1500:]}")
+            self._trial.find("by hand", f"run: exit code {ended.code}, on the first try: {ended.output[-1500:]}")
         return again.code == 0
 
     # --- the end
@@ -213,7 +244,8 @@ class _Life:
         if not self._went_well(way, ended):
             return
         self._trial.count("finished")
-        self._trial.count(f"finished: {way}")
+        for what in (way, self._kind, f"cache.type {self._links}", *(["in git"] if self._is_in_git else [])):
+            self._trial.count(f"finished: {what}")
         for problem in checks.finished(self._sandbox, last=way):
             self._trial.find(problem.kind, problem.what)
 

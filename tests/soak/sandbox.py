@@ -50,8 +50,10 @@ evaluation:
   benchmarks:
     heldout: {data: arithmetic/heldout, samples: 1, temperature: 1.0}
 """
-KINDS = {"kept": "", "pruned": "retention: {keep_last: 1, keep_best: heldout}\n"}
-"""Kinds of runs: what params.yaml says beside. Both, because `dvc repro` behaves otherwise where checkpoints went."""
+_PRUNED = "retention: {keep_last: 1, keep_best: heldout}\n"
+KINDS = {"kept": _PARAMS, "pruned": _PARAMS + _PRUNED, "remade": _PARAMS.replace("rate: 3.0e-4", "rate: 6.0e-4")}
+"""Kinds of runs: their params.yaml. `pruned`, because `dvc repro` behaves otherwise where checkpoints went; `remade` is
+a `kept` one whose learning rate is changed on its way: what it has trained is to be trained again."""
 _DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 STEPS = 3
 _MINUTES = 10.0
@@ -81,7 +83,7 @@ def drivers(kind: str, jobs: int = 2) -> dict[str, list[str]]:
     """The two ways to go on with a run, as docs/retention.md gives them."""
     missing = ["--allow-missing"] if kind == "pruned" else []
     return {
-        "run": hacpo("run", PIPELINE, "--jobs", str(jobs)),
+        "run": hacpo("run", PIPELINE, "--jobs", str(jobs), *(["--yes"] if kind == "remade" else [])),
         "repro": dvc("repro", *missing, f"{PIPELINE}/dvc.yaml"),
     }
 
@@ -184,14 +186,14 @@ class Template:
         project = base / "0" / "project"
         shutil.rmtree(base, ignore_errors=True)
         (project / PIPELINE).mkdir(parents=True)
-        (project / PIPELINE / "params.yaml").write_text(_PARAMS + KINDS[kind])
+        (project / PIPELINE / "params.yaml").write_text(KINDS[kind])
         (project / ".dvc").mkdir()
         (project / ".dvc" / "config").write_text(_DVC)
         shutil.copy(ROOT / ".dvcignore", project / ".dvcignore")
         shutil.copytree(self.folder / "models", project / "models")
         self._must(Sandbox(base / "0", kind, Golden(), self.zygote()), hacpo("plan", PIPELINE))
         for step in range(1, STEPS + 1):
-            shutil.copytree(base / str(step - 1), base / str(step), symlinks=True)
+            copy_tree(base / str(step - 1), base / str(step))
             until = [] if step == STEPS else ["--until", str(step)]
             self._must(
                 Sandbox(base / str(step), kind, Golden(), self.zygote()), [*drivers(kind, jobs=1)["run"], *until]
@@ -208,9 +210,23 @@ class Template:
 
     def copy(self, folder: Path, kind: str, steps: int = 0) -> Sandbox:
         """A sandbox of which so many steps are done."""
-        golden = self.golden(kind)
-        shutil.copytree(self.folder / kind / str(steps) / "project", folder / "project", symlinks=True)
+        golden, before = self.golden(kind), "kept" if kind == "remade" else kind
+        self.golden(before)
+        copy_tree(self.folder / before / str(steps) / "project", folder / "project")
+        (folder / "project" / PIPELINE / "params.yaml").write_text(KINDS[kind])
         return Sandbox(folder, kind, golden, self.zygote())
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a folder. Names of one file are names of one file again: DVC's cache has checkpoints by hard link, and lacks
+    a start that is one with the user's model folder."""
+    made: dict[int, str] = {}
+
+    def copy(old: str, new: str) -> None:
+        first = made.setdefault(os.stat(old).st_ino, new)
+        shutil.copy2(old, new) if first == new else os.link(first, new)
+
+    shutil.copytree(source, target, symlinks=True, copy_function=copy)
 
 
 def _make_models(folder: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .forks import Done, Forks
+from .sandbox import copy_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "small"
@@ -96,9 +97,10 @@ class Golden:
         """Train it."""
         fresh, finished = folder / "fresh", folder / "finished"
         make_model(make_project(fresh, params) / "models" / "ada")
-        shutil.copytree(fresh, finished, symlinks=True)
-        done = hacpo(forks, finished, "run", PIPELINE, "--jobs", "1")
-        assert done.code == 0, done.err
+        copy_tree(fresh, finished)
+        for _ in range(2):  # a start may have come into DVC's cache since, as the equal weights of a later step
+            done = hacpo(forks, finished, "run", PIPELINE, "--jobs", "1")
+            assert done.code == 0, done.err
         return cls(finished, fresh)
 
 

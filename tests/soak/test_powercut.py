@@ -26,6 +26,22 @@ for number in range(2):
     storage.write_json(Path("artifacts/run/settings.json"), number)
 """
 
+IN_PLACE = """
+import os
+from pathlib import Path
+from hacpo.artifacts import storage
+run = Path("artifacts/run")
+storage.write_json(run / "settings.json", 1)
+storage.write_json(run / "pruned.json", 1)
+(run / ".locks").mkdir()
+(run / ".locks" / "driver.lock").write_text("12")
+(run / "schedule.parquet").write_text("begun under its own name")
+(run / "settings.json").write_text("written over")
+os.link(run / "pruned.json", run / ".pruned.json.tmp-12")
+(run / ".pruned.json.tmp-12").write_text("written over by another name")
+(run / "rollouts" / "agent=ada").mkdir(parents=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,12 +51,12 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(str(reason))
 
 
-def journal(shim: Path, folder: Path, *, fsync: bool) -> tuple[Disk, list[Record], Path]:
+def journal(shim: Path, folder: Path, *, fsync: bool, writing: str = WRITING) -> tuple[Disk, list[Record], Path]:
     """What some writes do below an empty folder."""
     root = folder / "project"
     root.mkdir()
     before = Disk.of(root)
-    command = [sys.executable, "-c", WRITING]
+    command = [sys.executable, "-c", writing]
     variable = variables(shim, root, folder / "journal", fsync)
     subprocess.run(command, cwd=root, check=True, env=environment() | variable)
     return before, read_journal(folder / "journal", root), root
@@ -60,6 +76,12 @@ def test_nothing_is_half_after_any_cut(shim: Path, tmp_path: Path) -> None:
 def test_without_flushing_names_stand_for_empty_files(shim: Path, tmp_path: Path) -> None:
     disk, records, _ = journal(shim, tmp_path, fsync=False)
     assert found(disk, records) == {"artifacts/run/rollouts/agent=ada", "artifacts/run/settings.json"}
+
+
+def test_what_is_written_under_its_own_name_is_found(shim: Path, tmp_path: Path) -> None:
+    disk, records, _ = journal(shim, tmp_path, fsync=True, writing=IN_PLACE)
+    wrong = ("pruned.json", "rollouts/agent=ada", "schedule.parquet", "settings.json")
+    assert found(disk, records) == {f"artifacts/run/{name}" for name in wrong}
 
 
 def test_the_journal_has_everything(shim: Path, tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from soak import checks, processes, report
+from soak import checks, faults, flips, kills, processes, report, writers
+from soak.forks import Done
 from soak.frame import Bench, Part, SkippedError, Tally, Trial, run_parts
 from soak.golden import Golden
-from soak.sandbox import Sandbox
+from soak.sandbox import Ended, Sandbox, copy_tree
+from soak.shim import Fault, Site
 from soak.watching import Watch
 
 TRACE = "artifacts/small/updates/step=0001/agent=ada/trace.parquet"
@@ -219,6 +221,118 @@ def test_findings_are_told_and_saved_at_once() -> None:
         watch.told(tally)
     assert saved == [1]
     assert "it stands still" in console.export_text()
+
+
+def toy_trial(tmp_path: Path) -> Trial:
+    (tmp_path / "project").mkdir(parents=True)
+    return Trial(0, random.Random(0), tmp_path, bench(tmp_path))
+
+
+class Undisturbed:
+    """A ground on which every command does well, and no call that is to fail is ever made."""
+
+    bytes = {"three": {}}  # noqa: RUF012
+    tries = 0
+
+    @property
+    def forks(self) -> Undisturbed:
+        return self
+
+    def copy(self, _: object, folder: Path) -> None:
+        (folder / "project" / "artifacts" / "small").mkdir(parents=True)
+
+    def run(self, *_: object, **__: object) -> Done:
+        self.tries += 1
+        return Done(0, "", "", 0.0)
+
+
+def test_a_fault_that_did_not_come_up_is_found(tmp_path: Path) -> None:
+    trial, ground = toy_trial(tmp_path), Undisturbed()
+    planned = faults.Planned(faults.SCENARIOS[0], Fault(Site("write", "project/artifacts/small/x"), 28))
+    faults.attack(ground, planned, trial)  # type: ignore[arg-type]
+    assert [problem.kind for problem in trial.problems] == ["tool"]
+    assert ground.tries == 2
+    assert "absorbed" not in trial.bench.tally.counts
+
+
+TABLE = "project/artifacts/small/rollouts/part-0.parquet"
+OBJECT = "project/.dvc/cache/files/md5/ab/cdef"
+
+
+@pytest.mark.parametrize(
+    ("flipped", "differences", "wrong"),
+    [
+        (TABLE, ["artifacts/small/rollouts/part-0.parquet differs"], 0),  # it stays, for the audit to name
+        (TABLE, ["artifacts/small/rollouts/part-0.parquet differs", "artifacts/small/pool/a differs"], 1),
+        (OBJECT, [], 0),
+        (OBJECT, ["artifacts/small/rollouts/part-0.parquet differs"], 1),  # restored as it was
+    ],
+)
+def test_what_a_run_makes_of_a_flip_is_compared(flipped: str, differences: list[str], wrong: int) -> None:
+    assert len(flips.wrongly_taken(flipped, differences)) == wrong
+
+
+@pytest.mark.parametrize(
+    ("ends", "kinds"),
+    [
+        ([("run", 0), ("run", 7)], []),
+        ([("run", 7), ("run", 7)], ["refused"]),  # nobody works
+        ([("run", 7), ("status", 0)], ["refused"]),  # nobody is at work
+        ([("audit", 1), ("update", 0)], []),
+        ([("audit", 1), ("status", 0)], ["refused"]),
+        ([("copy", 2), ("copy", 0)], []),
+        ([("export", 4), ("audit", 0)], ["refused"]),
+        ([("repro", None), ("plan", 0)], ["wedge"]),
+    ],
+)
+def test_exit_codes_of_two_are_judged_together(ends: list[tuple[str, int | None]], kinds: list[str]) -> None:
+    assert [problem.kind for problem in writers.judged(ends)] == kinds
+
+
+def test_what_two_made_elsewhere_is_compared(tmp_path: Path) -> None:
+    made, wanted = tmp_path / "made", tmp_path / "wanted"
+    card = "- policy (SHA-256 of the weights): ab\n- held out: {}\n- settings.json (SHA-256): {}\n"
+    for folder, known in ((made, 1), (wanted, 2)):
+        (folder / "agent=ada").mkdir(parents=True)
+        (folder / "agent=ada" / "model.safetensors").write_text("weights")
+        (folder / "config.json").write_text("{}")
+        (folder / "README.md").write_text(card.format(known, known))
+    assert writers.differences(made, wanted, complete=True) == []
+    (made / "README.md").write_text(card.format(1, 1).replace("ab", "cd"))
+    (made / "config.json").unlink()
+    flip(made / "agent=ada" / "model.safetensors")
+    assert writers.differences(made, wanted, complete=False) == ["README.md", "agent=ada/model.safetensors"]
+    assert "config.json" in writers.differences(made, wanted, complete=True)
+
+
+def test_a_run_that_must_be_asked_twice_is_by_hand(tmp_path: Path) -> None:
+    trial = toy_trial(tmp_path)
+    life = object.__new__(kills._Life)
+    life._trial, life._sandbox = trial, Sandbox(tmp_path, "kept", Golden())
+    life._command = lambda _: [sys.executable, "-c", ""]  # type: ignore[method-assign]
+    assert life._went_well("run", Ended(("run",), 4, "no"))
+    assert [problem.kind for problem in trial.problems] == ["by hand"]
+
+
+def test_copies_keep_hard_links_and_links_to_objects_are_their_content(tmp_path: Path) -> None:
+    project = tmp_path / "one"
+    table = project / "artifacts" / "small" / "table"
+    thing = project / ".dvc" / "cache" / "files" / "md5" / "ab" / "cd"
+    for path in (table, thing):
+        path.parent.mkdir(parents=True)
+    thing.write_text("content")
+    table.hardlink_to(thing)
+    copy_tree(project, tmp_path / "two")
+    assert (tmp_path / "two" / "artifacts" / "small" / "table").stat().st_nlink == 2
+    before = Golden.of(project, "small", "")
+    table.unlink()
+    table.symlink_to(thing)
+    assert list(before.differences(project, "small")) == []
+    thing.write_text("another")
+    assert list(before.differences(project, "small")) == [("wrong bytes", "artifacts/small/table differs")]
+    table.unlink()
+    table.symlink_to("/etc/hostname")
+    assert list(before.differences(project, "small")) == [("wrong bytes", "artifacts/small/table differs")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -29,28 +30,18 @@ NO_FLOCK = "HACPO_SOAK_NO_FLOCK"
 """Environment variable: whether flock does nothing in a fork. In a new interpreter `lockless` sees to it."""
 _MODULES = {"hacpo.cli": "hacpo", "dvc": "dvc"}
 """`python -m` of what is done without a new interpreter."""
-_LOADED = (
-    *(
-        "hacpo.cli",
-        "hacpo.pipeline.driver",
-        "hacpo.pipeline.bookkeeping",
-        "hacpo.tools.audit.walk",
-        "hacpo.tools.report.page",
-    ),
-    *(
-        "hacpo.engines.cache",
-        "hacpo.engines.training.trainer",
-        "hacpo.engines.transformers",
-        "hacpo.engines.training.warm_start",
-    ),
-    *("dvc.cli", "dvc.repo", "dvc.commands.repro", "dvc.commands.status", "dvc.stage.cache", "dvc_data.index"),
-    *("dvc_data.hashfile.db.local", "diskcache", "sqlite3", "polars", "pyarrow.parquet", "torch", "safetensors.torch"),
-    *(
-        "transformers.models.qwen3.modeling_qwen3",
-        "transformers.models.llama.modeling_llama",
-        "transformers.generation",
-    ),
-)
+_LOADED = """
+    configobj dateutil.relativedelta diskcache dulwich.client dulwich.bundle dulwich.repo dulwich.walk dvc.data_cloud
+    dvc.repo.metrics dvc.utils.strictyaml dvc.repo.graph dvc.scm dvc.lock dvc.stage.cache dvc.commands.repro
+    dvc.cli.parser dvc.repo dvc.repo.stage dvc.repo.params dvc.commands.status dvc.rwlock dvc.repo.plots
+    dvc.repo.index dvc.cli dvc.cachemgr dvc.repo.datasets dvc.repo.artifacts dvc_data.hashfile.db.local dvc_data.index
+    flufl.lock hacpo.tools.report.page hacpo.tools.audit.audit_view hacpo.engines.transformers
+    hacpo.verifying.worker_pool hacpo.cli hacpo.engines.cache hacpo.pipeline.bookkeeping hacpo.pipeline.driver
+    hacpo.tools.audit.walk hacpo.engines.training.trainer hacpo.engines.training.warm_start hacpo.tools.audit.texts
+    networkx numpy.ma platformdirs.unix polars pyarrow.parquet pyarrow.acero pyarrow.dataset pydantic.type_adapter
+    pyparsing ruamel.yaml safetensors.torch scmrepo.git sqlite3 torch transformers.generation
+    transformers.models.llama.modeling_llama transformers.models.qwen3.modeling_qwen3 zc.lockfile
+"""
 
 
 def is_for(command: Sequence[str]) -> bool:
@@ -137,8 +128,10 @@ _answers: IO[str]
 
 def _serve() -> None:
     os.dup2(2, 1)
-    for name in _LOADED:
+    for name in _LOADED.split():
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each fork copies all pages of it to look at what it never frees
     for line in sys.stdin:
         request = json.loads(line)
         _answers.write(json.dumps(_poll(request["poll"]) if "poll" in request else _fork(request)) + "\n")
