@@ -32,7 +32,6 @@ from hacpo.algorithm.group_advantage import step_advantages
 from hacpo.algorithm.trace import trace_columns
 from hacpo.algorithm.updates import shuffle_seed, update_slots
 from hacpo.artifacts import parquet, storage, tables
-from hacpo.artifacts.layout import partition
 from hacpo.artifacts.tables import step_dir
 from hacpo.artifacts.weights import policy_hash
 from hacpo.data import problems
@@ -91,7 +90,7 @@ class Maker:
             table,
             pa.table({name: columns[name] for name in table.schema.names}),
             run=self.pipeline.run,
-            partition="" if step is None else partition(step, **where),
+            partition=table.partition(step, *where.values()),
             settings={key: value for key, value in settings.items() if key not in without},
             rows_per_shard=None if single else self.settings.storage.rows_per_shard,
         )
@@ -120,7 +119,7 @@ class Maker:
         steps = [schedule[start : start + prompts] for start in range(0, len(schedule), prompts)]
         for step, content in enumerate(steps, start=1):
             table = _columns(parquet.to_arrow(tables.SCHEDULE, content))
-            self.write(self.layout.prompts(step), tables.SCHEDULE, table, "prepare", ("steps", "data"), step=step)
+            self.write(self.layout.prompts(step), tables.PROMPTS, table, "prepare", ("steps", "data"), step=step)
         return steps
 
     def checkpoint(self, step: int, agent: str) -> None:

@@ -36,7 +36,7 @@ class RunTables(Mapping[str, "pl.DataFrame"]):
         return f"<tables of the run {self.files.name}: {', '.join(self)}>"
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, table in TABLES.items() if any(True for _ in self._parts(table)))
+        return (name for name, table in TABLES.items() if any(True for _ in self.files.parts(table)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -44,41 +44,20 @@ class RunTables(Mapping[str, "pl.DataFrame"]):
     def __getitem__(self, name: str) -> pl.DataFrame:
         import polars as pl
 
-        parts = list(self._parts(TABLES[name]))
-        if not parts:
+        table = TABLES[name]
+        frames = [self._frame(table, step, whose) for step, whose in self.files.parts(table)]
+        if not frames:
             raise KeyError(name)
-        return pl.concat(
-            [self._frame(TABLES[name], path, said).select(pl.all()) for path, said in parts], how="vertical"
-        )
+        return pl.concat(frames, how="vertical")
 
-    def _frame(self, table: Table, path: Path, keys: Mapping[str, int | str]) -> pl.DataFrame:
+    def _frame(self, table: Table, step: int | None, whose: str) -> pl.DataFrame:
         import polars as pl
 
-        from hacpo.artifacts.parquet import read_table
-
-        step, agent = keys.get("step"), keys.get(table.per, "")
-        partition = table.partition(None if step is None else int(step), str(agent))
-        frame = pl.from_arrow(read_table(path, table, run=self.files.name, partition=partition))
+        frame = pl.from_arrow(self.files.read(table, step, whose))
         assert isinstance(frame, pl.DataFrame)
-        return frame.select(
-            *(pl.lit(value).alias(key) for key, value in keys.items() if key not in frame.columns), pl.all()
-        )
-
-    def _parts(self, table: Table) -> Iterator[tuple[Path, dict[str, int | str]]]:
-        """Every part of a table that is there, with what its place says of it."""
-        root = self.files.layout.root
-        if table == PROBLEMS:
-            for path in sorted((root / table.folder).rglob("*.parquet")):
-                yield path, {"set": path.relative_to(root / table.folder).with_suffix("").as_posix()}
-        elif table.per == "run":
-            if (root / table.path()).is_file():
-                yield root / table.path(), {}
-        else:
-            levels = "step=*" if table.per == "step" else f"step=*/{table.per}=*"
-            for folder in sorted((root / table.folder).glob(levels)):
-                named = dict(part.split("=", 1) for part in folder.relative_to(root / table.folder).parts)
-                if (path := folder / table.file).exists():
-                    yield path, {key: int(value) if key == "step" else value for key, value in named.items()}
+        place = {"step": step, **({"set" if table == PROBLEMS else table.per: whose} if whose else {})}
+        keys = {key: value for key, value in place.items() if value is not None and key not in frame.columns}
+        return frame.select(*(pl.lit(value).alias(key) for key, value in keys.items()), pl.all())
 
 
 def read_run(path: str | Path) -> RunTables:

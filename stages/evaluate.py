@@ -42,7 +42,7 @@ def evaluate(stage: Stage) -> None:
         )
         stage.check_policy(step, engine.policy)
         sampler = SavingSampler(
-            engine.sampler, engine.policy, settings.engine, stage.outputs.saved("evaluations", step, agent)
+            engine.sampler, engine.policy, settings.engine, stage.outputs.saved(tables.EVALUATIONS.name, step, agent)
         )
         for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
             problems = stage.read_problems(benchmark.data).to_pylist()[: stage.limit]

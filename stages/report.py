@@ -14,7 +14,7 @@ def report(stage: Stage) -> None:
     from hacpo.artifacts import storage, tables
     from hacpo.tools.report import browser, collect, facts, page, summary
 
-    layout, folder = stage.inputs, stage.outputs.report
+    layout, outputs = stage.inputs, stage.outputs
     settings = facts.run_settings(layout, stage.pipeline.settings)
     shown = stage.settings.report
     if stage.limit is not None:
@@ -34,12 +34,12 @@ def report(stage: Stage) -> None:
         facts.problem_sets(layout, stage.run, settings),
         embedded,
     )
-    for name, text in (("curves.csv", summary.curves_csv(measurements, settings)), ("index.html", html)):
-        with storage.atomic(folder / name) as scratch:
+    for artifact, text in ((tables.CURVES, summary.curves_csv(measurements, settings)), (tables.REPORT, html)):
+        with storage.atomic(outputs.path(artifact)) as scratch:
             scratch.write_text(text, encoding="utf-8", newline="\n")
-    storage.write_json(folder / "metrics.json", summary.metrics(measurements, settings))
+    storage.write_json(outputs.path(tables.HEADLINES), summary.metrics(measurements, settings))
     stage.summary = (
-        f"{folder / 'index.html'} ({len(html.encode()) / 2**20:.1f} MiB), {measurements.steps_trained} steps"
+        f"{outputs.path(tables.REPORT)} ({len(html.encode()) / 2**20:.1f} MiB), {measurements.steps_trained} steps"
     )
 
 

@@ -84,7 +84,7 @@ class Layout:
 
     def metrics(self, stage: str, step: int, agent: str) -> Path:
         """Flat numbers about one stage's work."""
-        return self.root / "metrics" / stage / step_dir(step) / f"{agent}.json"
+        return self.path(tables.METRICS) / stage / step_dir(step) / f"{agent}.json"
 
     def saved(self, table: str, step: int, agent: str) -> Path:
         """What a stage keeps while it is at work, so that it can go on after a kill; outside every table's folder."""
@@ -111,9 +111,4 @@ class Layout:
     @property
     def report(self) -> Path:
         """The HTML report and the joined metrics."""
-        return self.root / "report"
-
-
-def partition(step: int, **agent: str) -> str:
-    """What `hacpo.partition` says: `step=0007/agent=ada`."""
-    return "/".join([step_dir(step), *(f"{key}={name}" for key, name in agent.items())])
+        return self.path(tables.REPORT).parent

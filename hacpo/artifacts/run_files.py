@@ -1,8 +1,8 @@
-"""One way to read a run: any of its tables, of any step and agent."""
+"""One way to read a run: any of its tables, of any step and agent, whole or shard by shard."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +10,16 @@ import pyarrow as pa
 
 from hacpo.artifacts import parquet
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.tables import Table
+from hacpo.artifacts.shards import Shard
+from hacpo.artifacts.tables import PROBLEMS, Table
 
 
 @dataclass(frozen=True)
 class RunFiles:
     """The tables of one run.
+
+    `step` and `whose` say which part of a table is meant, as far as it has parts: `whose` is an agent or a learner, and
+    of the problems the name of the set (`<set>/<split>`).
 
     Attributes:
         name: the run's, which every file of it repeats.
@@ -25,19 +29,19 @@ class RunFiles:
     name: str
     layout: Layout
 
-    def path(self, table: Table, step: int | None = None, agent: str = "") -> Path:
-        """Where a table lies: `step` and `agent` as far as the table has one for each."""
-        return self.layout.path(table, step, agent)
+    def path(self, table: Table, step: int | None = None, whose: str = "") -> Path:
+        """Where a table lies."""
+        return self.layout.problems(whose) if table == PROBLEMS else self.layout.path(table, step, whose)
 
-    def has(self, table: Table, step: int | None = None, agent: str = "") -> bool:
+    def has(self, table: Table, step: int | None = None, whose: str = "") -> bool:
         """Whether a table is there."""
-        return self.path(table, step, agent).exists()
+        return self.path(table, step, whose).exists()
 
     def read(
         self,
         table: Table,
         step: int | None = None,
-        agent: str = "",
+        whose: str = "",
         *,
         columns: Sequence[str] | None = None,
         made_by: str = "",
@@ -51,11 +55,29 @@ class RunFiles:
             MissingInputError: it is not there.
             ArtifactError: it is damaged, incomplete, or of another run, step or agent.
         """
-        return parquet.read_table(
-            self.path(table, step, agent),
-            table,
-            run=self.name,
-            partition=table.partition(step, agent),
-            columns=columns,
-            made_by=made_by,
-        )
+        path, partition = self.path(table, step, whose), table.partition(step, whose)
+        return parquet.read_table(path, table, run=self.name, partition=partition, columns=columns, made_by=made_by)
+
+    def shards(
+        self, table: Table, step: int | None = None, whose: str = "", *, columns: Sequence[str] | None = None
+    ) -> Iterator[Shard]:
+        """A checked table, one shard after another; errors as for `read`."""
+        path, partition = self.path(table, step, whose), table.partition(step, whose)
+        return parquet.whole_shards(path, table, run=self.name, partition=partition, columns=columns)
+
+    def parts(self, table: Table) -> Iterator[tuple[int | None, str]]:
+        """Step and whose of every part of a table that is there."""
+        root = self.layout.root
+        folder = root / table.folder
+        if table == PROBLEMS:
+            for file in sorted(folder.rglob("*.parquet")):
+                yield None, file.relative_to(folder).with_suffix("").as_posix()
+        elif table.per == "run":
+            if self.path(table).is_file():
+                yield None, ""
+        else:
+            levels = "step=*" if table.per == "step" else f"step=*/{table.per}=*"
+            for found in sorted(folder.glob(levels)):
+                step, *whose = (part.partition("=")[2] for part in found.relative_to(folder).parts)
+                if (found / table.file).exists():
+                    yield int(step), "".join(whose)

@@ -86,9 +86,14 @@ class Table(Artifact):
         return "/".join([step_dir(step), *([f"{self.per}={agent}"] if self.per != "step" else [])])
 
     @property
+    def title(self) -> str:
+        """What messages call it."""
+        return self.kind or self.name
+
+    @property
     def identity(self) -> str:
         """What `hacpo.schema` says, for example `rollouts/1`."""
-        return f"{self.kind or self.name}/{self.version}"
+        return f"{self.title}/{self.version}"
 
 
 SETTINGS = Artifact("settings", "", "run", "settings.json")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
-from hacpo.artifacts import parquet, tables
-from hacpo.artifacts.layout import Layout, partition
+from hacpo.artifacts import tables
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.run_files import RunFiles
 from hacpo.evaluation.metrics import Estimate, of_problem, over_problems, paired_change, plain_mean
 from hacpo.settings.evaluation import EvaluationSettings
 from hacpo.settings.root import Settings
@@ -38,25 +38,26 @@ def read_values(layout: Layout, run: str, step: int, agent: str, series: Sequenc
     Raises:
         ArtifactError: the table is damaged or belongs to another run.
     """
+    files = RunFiles(run, layout)
     path = layout.evaluation(step, agent)
     if not path.exists():
         return {}
     parts = tuple(dict.fromkeys(part for each in series for part in each.parts))
-    files = sorted(path.glob("*")) if path.is_dir() else [path]
-    state = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    return _values(path, state, run, partition(step, agent=agent), parts)
+    shards = sorted(path.glob("*")) if path.is_dir() else [path]
+    state = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in shards)
+    return _values(files, step, agent, state, parts)
 
 
 @lru_cache(maxsize=1024)
 def _values(
-    path: Path,
+    files: RunFiles,
+    step: int,
+    agent: str,
     state: tuple[tuple[str, int, int], ...],  # noqa: ARG001  # what makes a table that was written again another one
-    run: str,
-    place: str,
     parts: tuple[tuple[str, Metric], ...],
 ) -> Values:
     columns = ["benchmark", "problem_id", "sample", "reward", "verdict", "extracted"]
-    table = parquet.read_table(path, tables.EVALUATIONS, run=run, partition=place, columns=columns)
+    table = files.read(tables.EVALUATIONS, step, agent, columns=columns)
     table = table.sort_by([(name, "ascending") for name in columns[:3]])
     benchmarks: dict[str, dict[str, list[Response]]] = {}
     for benchmark, problem, _, *rest in zip(*(table[name].to_pylist() for name in columns), strict=True):

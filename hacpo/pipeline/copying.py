@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hacpo.artifacts import storage
+from hacpo.artifacts import storage, tables
 from hacpo.artifacts.model_folder import check_checkpoint, copy_file
 from hacpo.errors import MissingInputError, SettingsError
 from hacpo.pipeline.bookkeeping import Books
@@ -51,7 +51,7 @@ def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
     if not shared:
         raise MissingInputError(
             "no agent's start is made and up to date",
-            where=source.layout.root / "checkpoints" / "step=0000",
+            where=source.layout.path(tables.CHECKPOINT, 0),
             remedy=f"run `{source.command('run')} --until 0`, or copy params.yaml yourself",
         )
     for agent in shared:

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from hacpo.artifacts.tables import REPORT
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import harmless
 from hacpo.evaluation.measure import described
@@ -52,7 +53,7 @@ def next_command(pipeline: Pipeline) -> str | None:
                 continue
             if not _is_done(pipeline, step, stage, agent, output):
                 return pipeline.command_for(stage, step, agent)
-    return None if (layout.report / "index.html").is_file() else pipeline.command("report")
+    return None if layout.path(REPORT).is_file() else pipeline.command("report")
 
 
 def finished_steps(pipeline: Pipeline) -> int:
@@ -202,7 +203,7 @@ def print_outcome(pipeline: Pipeline) -> None:
             console.print(table)
     for line in lessons.summary(pipeline):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-    report = pipeline.layout.report / "index.html"
+    report = pipeline.layout.path(REPORT)
     if report.is_file():
         console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
 

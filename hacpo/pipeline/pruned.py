@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hacpo.artifacts import storage
+from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import ArtifactError, HacpoError
@@ -77,6 +77,6 @@ def write_record(layout: Layout, record: Mapping[str, Mapping[int, Pruned]]) -> 
 
 def checkpoints_there(layout: Layout, agent: str) -> list[int]:
     """Steps whose checkpoint of an agent is on disk, in order."""
-    folders = (layout.root / "checkpoints").glob(f"step=*/agent={agent}")
+    folders = layout.path(tables.CHECKPOINT).glob(f"step=*/agent={agent}")
     matches = [_STEP.fullmatch(folder.parent.name) for folder in folders if folder.is_dir()]
     return sorted(int(match[1]) for match in matches if match)

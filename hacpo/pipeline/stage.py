@@ -135,9 +135,7 @@ class Stage:
         if not self.spec.reads_of(self.pipeline.settings, tables.DATA, "", "", self.step, self.step):
             self.place(tables.PROBLEMS)
         made_by = self.pipeline.command_for(catalogue.PREPARE, 0, "")
-        return parquet.read_table(
-            self.inputs.problems(name), tables.PROBLEMS, run=self.run, partition="", made_by=made_by
-        )
+        return RunFiles(self.run, self.inputs).read(tables.PROBLEMS, None, name, made_by=made_by)
 
     def _read(self, table: tables.Table, step: int, agent: str, columns: Sequence[str] | None) -> pa.Table:
         made_by = self.pipeline.command_for(catalogue.maker_of(table), step, agent)

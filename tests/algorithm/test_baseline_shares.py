@@ -21,7 +21,7 @@ import pytest
 
 from conftest import PARAMS, Cli, make_project
 from hacpo.artifacts import parquet, tables
-from hacpo.artifacts.layout import Layout, partition
+from hacpo.artifacts.layout import Layout
 
 Rewards = Mapping[str, Sequence[Sequence[float]]]
 """agent -> problem -> its samples' rewards."""
@@ -59,7 +59,7 @@ class Project:
                     for sample, reward in enumerate(group)
                 ]
                 content = parquet.to_arrow(tables.VERDICTS, rows)
-                place = partition(step, agent=agent)
+                place = tables.VERDICTS.partition(step, agent)
                 parquet.write_table(
                     self.layout.verdicts(step, agent), tables.VERDICTS, content, run="small", partition=place
                 )

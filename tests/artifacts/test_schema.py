@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hacpo.artifacts import parquet, storage
-from hacpo.artifacts.parquet import read_table, to_arrow, write_table
+from hacpo.artifacts.parquet import read_table, to_arrow, whole_shards, write_table
+from hacpo.artifacts.shards import Oddity, Wanted, read_shards
 from hacpo.artifacts.tables import CAPABILITY, SCHEDULE, VERDICTS
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
 
@@ -122,6 +123,34 @@ def test_a_lost_shard_is_noticed(table: Path, lost: str) -> None:
         read_table(table, SCHEDULE)
 
 
+def test_a_renamed_shard_is_noticed_where_its_place_is_still_right(table: Path) -> None:
+    (table / "part-00002.parquet").rename(table / "part-00007.parquet")
+    said = r"missing, renamed or left over \(expected part-00002.parquet, found part-00007.parquet\)"
+    with pytest.raises(ArtifactError, match=said):
+        read_table(table, SCHEDULE)
+
+
+def test_a_reader_raises_the_first_of_all_that_is_odd(table: Path) -> None:
+    wanted = Wanted(run="other", partition="step=0002", settings={"seed": 2}, rows_per_shard=3)
+    odd = [item for item in read_shards(table, SCHEDULE, wanted) if isinstance(item, Oddity)]
+    each = ["hacpo.run", "hacpo.partition", "hacpo.settings seed"]
+    assert [item.column for item in odd] == [*each * 3, "", ""]
+    sizes = [(item.where.name, item.expected, item.found) for item in odd[9:]]
+    assert sizes == [("part-00000.parquet", "3 rows", "2 rows"), ("part-00001.parquet", "3 rows", "2 rows")]
+    with pytest.raises(ArtifactError) as refused:
+        read_table(table, SCHEDULE, run="other", partition="step=0002")
+    assert str(refused.value) == str(odd[0].error())
+
+
+def test_shards_are_given_one_after_another(table: Path) -> None:
+    """The second one is not read before it is asked for."""
+    shards = whole_shards(table, SCHEDULE)
+    assert next(shards).content.to_pylist() == ROWS[:2]
+    (table / "part-00001.parquet").write_bytes(b"")
+    with pytest.raises(ArtifactError, match=r"part-00001.parquet: damaged or truncated"):
+        next(shards)
+
+
 def test_missing_column_wrong_type_and_nulls_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     write_table(path, SCHEDULE, to_arrow(SCHEDULE, ROWS), run="r")
@@ -146,6 +175,15 @@ def test_a_duplicated_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     write_table(path, SCHEDULE, to_arrow(SCHEDULE, [*ROWS, ROWS[3]]), run="r")
     with pytest.raises(ArtifactError, match=r"the same row twice \(found step 1, position 3\)"):
+        read_table(path, SCHEDULE)
+
+
+def test_a_duplicated_row_is_named_with_the_shard_that_repeats_it(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    write_table(path, SCHEDULE, to_arrow(SCHEDULE, [*ROWS, ROWS[1], ROWS[4]]), run="r", rows_per_shard=3)
+    with pytest.raises(
+        ArtifactError, match=r"part-0000[12].parquet: the same row twice \(found step 1, position [14]\)"
+    ):
         read_table(path, SCHEDULE)
 
 

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 
 from conftest import PARAMS, Cli, make_project
 from hacpo.artifacts import parquet, tables
-from hacpo.artifacts.layout import Layout, partition
+from hacpo.artifacts.layout import Layout
 from hacpo.engines.models.checkpoint import policy_hash
 
 Row = dict[str, Any]
@@ -60,7 +60,7 @@ class Run:
         rows = [{**row, **change(row)} for row in parquet.read_table(path, table).to_pylist()]
         content = parquet.to_arrow(table, rows)
         parquet.write_table(
-            path, table, content, run="small", partition=partition(step, agent=agent), rows_per_shard=20
+            path, table, content, run="small", partition=table.partition(step, agent), rows_per_shard=20
         )
 
     def reward(self, step: int, rewards: Rewards) -> None:

@@ -16,7 +16,7 @@ import pytest
 from conftest import PARAMS, Cli, environment, make_project
 from hacpo.algorithm.pooling import Limits, as_sampled
 from hacpo.artifacts import parquet, storage, tables
-from hacpo.artifacts.layout import Layout, partition
+from hacpo.artifacts.layout import Layout
 from hacpo.errors import ModelError
 from hacpo.pipeline.project import Pipeline
 from hacpo.tokens.same_tokenizer import same_tokenizer
@@ -91,7 +91,7 @@ class Step:
             tables.ROLLOUTS,
             parquet.to_arrow(tables.ROLLOUTS, rows),
             run="small",
-            partition=partition(1, agent="ada"),
+            partition=tables.ROLLOUTS.partition(1, "ada"),
             settings=metadata,
             rows_per_shard=20,
         )

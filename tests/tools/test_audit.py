@@ -22,10 +22,10 @@ import pytest
 from rich.console import Console
 
 from conftest import PARAMS, ROOT, Cli, environment, make_project, train
+from hacpo.artifacts.shards import differences
 from hacpo.pipeline.project import Pipeline
 from hacpo.tools.audit.audit_view import print_audit
 from hacpo.tools.audit.lists import ListColumn
-from hacpo.tools.audit.table_checks import differences
 from hacpo.tools.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
 from tampering import Sandbox, make_sandbox
 

@@ -19,7 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from hacpo.artifacts import parquet, storage, tables
-from hacpo.artifacts.layout import Layout, partition
+from hacpo.artifacts.layout import Layout
 from hacpo.evaluation.metrics import Estimate, over_problems, paired_change
 from hacpo.pipeline.command_line import new_app, run_app
 from hacpo.settings import params as settings_of
@@ -88,7 +88,7 @@ class Run:
         self.layout = Layout(root / "artifacts" / "toy")
 
     def write(self, path: Path, table: tables.Table, rows: list[dict[str, Any]], **place: Any) -> None:
-        where = partition(place.pop("step"), **place) if place else ""
+        where = table.partition(place.pop("step", None), *place.values())
         parquet.write_table(path, table, parquet.to_arrow(table, rows), run="toy", partition=where)
 
     def metrics(self, stage: str, step: int, agent: str, **values: float) -> None:

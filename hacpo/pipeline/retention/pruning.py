@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hacpo.artifacts import durability, storage
+from hacpo.artifacts import durability, storage, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.storage import refused
 from hacpo.artifacts.weights import policy_hash
@@ -119,7 +119,7 @@ def set_aside(checkpoint: Path) -> None:
 def remove_leftovers(layout: Layout) -> None:
     """Delete what was renamed aside, folders of steps that are empty now, and what a killed restore was making."""
     storage.remove(layout.restoring)
-    for aside in list((layout.root / "checkpoints").glob("step=*/.agent=*.tmp-*-pruned")):
+    for aside in list(layout.path(tables.CHECKPOINT).glob("step=*/.agent=*.tmp-*-pruned")):
         if _links_above(aside):
             continue
         storage.remove(aside)

@@ -19,7 +19,7 @@ from hacpo.algorithm.advantage_table import (
 from hacpo.algorithm.group_advantage import step_advantages
 from hacpo.algorithm.oracle import capabilities_of_step
 from hacpo.algorithm.rollouts import Row
-from hacpo.artifacts import parquet, tables
+from hacpo.artifacts import tables
 from hacpo.errors import HacpoError
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
@@ -40,8 +40,7 @@ def check_capability(
     Args:
         side: rewards of the side sample; None without one.
     """
-    path = run.layout.capability(step)
-    content = read(run, path, tables.CAPABILITY, step=step)
+    content = read(run, tables.CAPABILITY, step)
     if content is None:
         run.skip("advantages", "capabilities cannot be read")
         return None
@@ -123,11 +122,10 @@ def _alike(found: Any, wanted: Any) -> bool:
 
 
 def _previous_rows(run: AuditRun, step: int) -> dict[str, Row]:
-    path = run.layout.capability(step - 1)
-    if step == 1 or not path.is_file():
+    if step == 1:
         return {}
     try:
-        rows = parquet.read_table(path, tables.CAPABILITY).to_pylist()
+        rows = run.run_files.read(tables.CAPABILITY, step - 1).to_pylist()
     except HacpoError:
         return {}
     return {row["agent"]: row for row in rows if _is_usable(row, len(run.agents))}
@@ -149,7 +147,7 @@ def check_advantages(
 ) -> tuple[Rows, dict[str, float | None]] | None:
     """Check a learner's advantages; returns its rows in order and the metrics that follow."""
     step, sources = batch.step, run.sources(learner)
-    content = read(run, run.layout.advantages(step, learner), tables.ADVANTAGES, step=step, learner=learner)
+    content = read(run, tables.ADVANTAGES, step, learner)
     if content is None:
         run.skip(f"what follows from {learner}'s advantages", "they cannot be read")
         return None

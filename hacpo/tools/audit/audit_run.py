@@ -1,7 +1,7 @@
 """What the checks of an audit share: the run, the findings, and the account of what was looked at.
 
-A check is a function that takes an `AuditRun` and a part of the run, reads its tables through `audit.tables`, calls
-`find` for each disagreement, `looked_at` for what it read and `skip` for what it could not check.
+A check is a function that takes an `AuditRun` and a part of the run, reads its tables through `table_checks.read`,
+calls `find` for each disagreement, `looked_at` for what it read and `skip` for what it could not check.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.model_folder import read_mapping
+from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.pipeline.elsewhere import not_here
@@ -51,7 +52,7 @@ class AuditRun:
     tokenizers: dict[frozenset[str], bool | None] = field(default_factory=dict)
     """Two agents -> whether they have the same tokenizer (see `same_tokenizer`)."""
     stage_settings: dict[tuple[str, ...], dict[str, Any]] = field(default_factory=dict)
-    """What the files of each table must say that their stage read (see `tables.stage_settings`)."""
+    """What the files of each table must say that their stage read (see `table_checks.stage_settings`)."""
 
     @property
     def settings(self) -> run.Settings:
@@ -62,6 +63,11 @@ class AuditRun:
     def layout(self) -> Layout:
         """Where the run's artifacts live."""
         return self.pipeline.layout
+
+    @property
+    def run_files(self) -> RunFiles:
+        """The run's tables."""
+        return RunFiles(self.pipeline.run, self.layout)
 
     @property
     def agents(self) -> list[str]:
@@ -108,13 +114,13 @@ class AuditRun:
                 self.configs[agent] = read_mapping(self.layout.checkpoint(0, agent) / "config.json")
         return self.configs[agent]
 
-    def same_tokenizer(self, one: str, other: str) -> bool | None:
+    def same_tokenizer(self, agent: str, other: str) -> bool | None:
         """Whether two agents have the same tokenizer; None if their first checkpoints do not say."""
-        pair = frozenset((one, other))
+        pair = frozenset((agent, other))
         if pair not in self.tokenizers:
             self.tokenizers[pair] = None
             with contextlib.suppress(OSError, HacpoError):
-                folders = [self.layout.checkpoint(0, agent) for agent in (one, other)]
+                folders = [self.layout.checkpoint(0, name) for name in (agent, other)]
                 if all(folder.is_dir() for folder in folders):
                     self.tokenizers[pair] = same_tokenizer(*folders)
         return self.tokenizers[pair]

@@ -29,8 +29,9 @@ import numpy as np
 
 from hacpo.algorithm.rollouts import Row
 from hacpo.algorithm.support import Support, to_rows
-from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.run_files import RunFiles
 from hacpo.errors import HacpoError
 from hacpo.pipeline.session import Session
 from hacpo.pipeline.workers import Execute
@@ -125,7 +126,7 @@ class DeepAudit:
         """
         layout = self._run.layout
         path, before = layout.rollouts(step, agent), layout.checkpoint(step - 1, agent)
-        recorded = self._rows(path, tables.ROLLOUTS)
+        recorded = self._recorded(tables.ROLLOUTS, step, agent)
         if not recorded or not self._is_there(before, "rescoring and sampling again"):
             return False
         try:
@@ -147,7 +148,7 @@ class DeepAudit:
                 self._compare(path, recorded, rescored, column)
         else:
             with self._repeated("generate", step, agent, before) as done:
-                fresh = self._rows(self._replay.rollouts(step, agent), tables.ROLLOUTS)
+                fresh = self._fresh(tables.ROLLOUTS, step, agent)
                 if done and fresh:
                     self.report.exact += 1
                     self._compare_all(path, recorded, fresh, tables.ROLLOUTS)
@@ -156,11 +157,11 @@ class DeepAudit:
     def _check_side_sample(self, step: int, agent: str, *, same: bool) -> None:
         """Sample the side sample again, where that must give the same."""
         path, before = self._run.layout.side_rollouts(step, agent), self._run.layout.checkpoint(step - 1, agent)
-        recorded = self._rows(path, tables.SIDE_ROLLOUTS)
+        recorded = self._recorded(tables.SIDE_ROLLOUTS, step, agent)
         if not recorded or not same or self._samples_elsewhere("sampling the side sample again"):
             return
         with self._repeated("side_generate", step, agent, before) as done:
-            fresh = self._rows(self._replay.side_rollouts(step, agent), tables.SIDE_ROLLOUTS)
+            fresh = self._fresh(tables.SIDE_ROLLOUTS, step, agent)
             if done and fresh:
                 self.report.exact += 1
                 self._compare_all(path, recorded, fresh, tables.SIDE_ROLLOUTS)
@@ -212,8 +213,8 @@ class DeepAudit:
             if not done:
                 return
             self.report.exact += same
-            recorded = self._rows(layout.trace(step, agent), tables.TRACE)
-            fresh = self._rows(self._replay.trace(step, agent), tables.TRACE)
+            recorded = self._recorded(tables.TRACE, step, agent)
+            fresh = self._fresh(tables.TRACE, step, agent)
             if recorded:
                 self._check_trace(layout.trace(step, agent), recorded, fresh, same=same)
             if self._is_there(layout.checkpoint(step, agent), "the weights after an update"):
@@ -279,11 +280,11 @@ class DeepAudit:
     def _check_evaluation(self, step: int, agent: str) -> None:
         layout = self._run.layout
         path = layout.evaluation(step, agent)
-        recorded = self._rows(path, tables.EVALUATIONS)
+        recorded = self._recorded(tables.EVALUATIONS, step, agent)
         if not recorded or self._samples_elsewhere("evaluating again"):
             return
         with self._repeated("evaluate", step, agent, layout.checkpoint(step, agent)) as done:
-            fresh = self._rows(self._replay.evaluation(step, agent), tables.EVALUATIONS)
+            fresh = self._fresh(tables.EVALUATIONS, step, agent)
             if done and sum(fresh.get(key) == row for key, row in recorded.items()) >= SAME_SHARE * len(recorded):
                 self.report.exact += 1
                 self._compare_all(path, recorded, fresh, tables.EVALUATIONS)
@@ -314,15 +315,13 @@ class DeepAudit:
             self._run.skip(what, "the checkpoint is not there")
         return checkpoint.is_dir()
 
-    def _rows(self, path: Path, table: tables.Table) -> dict[str, Row]:
-        """Rows by their key; none where the table cannot be read (the audit of the tables says so)."""
-        try:
-            rows = to_rows(parquet.read_table(path, table))
-        except HacpoError:
-            return {}
-        # A step's updates see each response once.
-        names = [name for name in table.key if name != "update"]
-        return {"/".join(str(row[name]) for name in names): row for row in rows}
+    def _recorded(self, table: tables.Table, step: int, agent: str) -> dict[str, Row]:
+        """The run's rows by their key."""
+        return _rows(self._run.run_files, table, step, agent)
+
+    def _fresh(self, table: tables.Table, step: int, agent: str) -> dict[str, Row]:
+        """The repetition's rows by their key."""
+        return _rows(RunFiles(self._run.pipeline.run, self._replay), table, step, agent)
 
     def _compare_all(
         self, path: Path, recorded: Mapping[str, Row], fresh: Mapping[str, Row], table: tables.Table
@@ -358,6 +357,17 @@ class DeepAudit:
 
     def _find(self, path: Path, row: str = "", column: str = "", **facts: Any) -> None:
         self._run.find(CHECK, path, row, column, **facts)
+
+
+def _rows(files: RunFiles, table: tables.Table, step: int, agent: str) -> dict[str, Row]:
+    """Rows by their key; none where the table cannot be read (the audit of the tables says so)."""
+    try:
+        rows = to_rows(files.read(table, step, agent))
+    except HacpoError:
+        return {}
+    # A step's updates see each response once.
+    names = [name for name in table.key if name != "update"]
+    return {"/".join(str(row[name]) for name in names): row for row in rows}
 
 
 def _said(error: Exception) -> str:

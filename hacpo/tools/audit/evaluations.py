@@ -26,7 +26,7 @@ def check_evaluation(
     run: AuditRun, step: int, agent: str, sets: Mapping[str, Sequence[Mapping[str, Any]] | None]
 ) -> None:
     """Every problem of every benchmark answered as often as asked, rewarded as its verdict says, and counted right."""
-    content = read(run, run.layout.evaluation(step, agent), tables.EVALUATIONS, step=step, agent=agent)
+    content = read(run, tables.EVALUATIONS, step, agent)
     if content is None:
         return
     benchmarks = sorted(run.settings.evaluation.benchmarks.items())

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from hacpo.artifacts import parquet, tables
+from hacpo.artifacts.shards import differences
 from hacpo.data import problems
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
@@ -17,7 +18,7 @@ from hacpo.settings import params as settings_of
 from hacpo.settings.root import Settings
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.metrics_files import check_metrics
-from hacpo.tools.audit.table_checks import Content, differences, read, stage_settings
+from hacpo.tools.audit.table_checks import Content, read, stage_settings
 
 Row = dict[str, Any]
 
@@ -92,30 +93,26 @@ def _settings_of(recorded: Any) -> Settings | None:
 
 def _disagreements(run: AuditRun) -> int:
     """How many settings the run's tables (one file of each) name otherwise than the run's settings."""
-    layout = run.layout
-    samples = [
-        (tables.PROBLEMS, layout.problems(run.settings.data.train), ("seed", "steps", "batch"), None),
-        (tables.SCHEDULE, layout.schedule, (), None),
-        *(
-            sample
-            for agent in run.agents
-            for sample in (
-                (tables.ROLLOUTS, layout.rollouts(1, agent), (), agent),
-                (tables.VERDICTS, layout.verdicts(1, agent), (), agent),
-                (tables.POOL, layout.pool(1, agent), (), agent),
-                (tables.ADVANTAGES, layout.advantages(1, agent), (), agent),
-                (tables.TRACE, layout.trace(1, agent), (), agent),
-                (tables.EVALUATIONS, layout.evaluation(0, agent), (), agent),
-            )
-        ),
+    per_agent = (
+        (tables.ROLLOUTS, 1),
+        (tables.VERDICTS, 1),
+        (tables.POOL, 1),
+        (tables.ADVANTAGES, 1),
+        (tables.TRACE, 1),
+        (tables.EVALUATIONS, 0),
+    )
+    samples: list[tuple[tables.Table, int | None, str, tuple[str, ...]]] = [
+        (tables.PROBLEMS, None, run.settings.data.train, ("seed", "steps", "batch")),
+        (tables.SCHEDULE, None, "", ()),
+        *((table, step, agent, ()) for agent in run.agents for table, step in per_agent),
     ]
     count = 0
-    for table, path, without, agent in samples:
+    for table, step, whose, without in samples:
         try:
-            found = parquet.read_metadata(path)["settings"]
+            recorded = parquet.read_metadata(run.run_files.path(table, step, whose))["settings"]
         except (HacpoError, ValueError, RecursionError):
             continue
-        count += len(differences(stage_settings(run, table, without, agent), found))
+        count += len(differences(stage_settings(run, table, whose, without), recorded))
     return count
 
 
@@ -160,7 +157,7 @@ def _check_data(run: AuditRun) -> dict[str, list[Row] | None]:
         path = run.layout.problems(name)
         content = None
         if path.is_file():
-            content = read(run, path, tables.PROBLEMS, without=("seed", "steps", "batch"))
+            content = read(run, tables.PROBLEMS, None, name, without=("seed", "steps", "batch"))
         else:
             run.find("files", path, expected="the problems table", found="no such file")
         recorded = content.arrow.to_pylist() if content else None
@@ -178,7 +175,7 @@ def _check_data(run: AuditRun) -> dict[str, list[Row] | None]:
 
 def _check_schedule(run: AuditRun, expected: Sequence[Row] | None) -> list[Row] | None:
     path = run.layout.schedule
-    content = read(run, path, tables.SCHEDULE) if path.is_file() else None
+    content = read(run, tables.SCHEDULE) if path.is_file() else None
     if not path.is_file():
         run.find("files", path, expected="the schedule table", found="no such file")
     if content is None:
@@ -195,7 +192,7 @@ def check_prompts(run: AuditRun, batch: Batch) -> None:
     if not path.exists():
         run.find("files", path, expected="the step's prompts", found="no such folder")
         return
-    content = read(run, path, tables.SCHEDULE, step=batch.step, without=("steps", "data"))
+    content = read(run, tables.PROMPTS, batch.step, without=("steps", "data"))
     if content is not None:
         _compare_rows(run, "prompts", content, batch.rows, "problem_id")
 

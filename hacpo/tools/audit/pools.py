@@ -70,7 +70,7 @@ def check_pool(
 ) -> tuple[Rows, PoolOrder] | None:
     """Check a learner's pool; returns its rows in order."""
     step, sources = batch.step, run.sources(learner)
-    content = read(run, run.layout.pool(step, learner), tables.POOL, step=step, learner=learner)
+    content = read(run, tables.POOL, step, learner)
     if content is None:
         run.skip(f"what follows from {learner}'s pool", "it cannot be read")
         return None

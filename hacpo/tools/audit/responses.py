@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from hacpo.algorithm.sampler_correction import effective_sample_size
 from hacpo.artifacts import tables
-from hacpo.artifacts.layout import Layout
 from hacpo.tokens.stopping import first_stop
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
@@ -63,14 +61,6 @@ class Drawn:
     def verdicts(self) -> tables.Table:
         """Their rewards'."""
         return tables.SIDE_VERDICTS if self.side else tables.VERDICTS
-
-    def rollouts_of(self, layout: Layout, step: int, agent: str) -> Path:
-        """Where an agent's are."""
-        return (layout.side_rollouts if self.side else layout.rollouts)(step, agent)
-
-    def verdicts_of(self, layout: Layout, step: int, agent: str) -> Path:
-        """Where the verdicts on an agent's are."""
-        return (layout.side_verdicts if self.side else layout.verdicts)(step, agent)
 
     def stage(self, name: str) -> str:
         """`generate` or `verify`, as the stage is called that made these."""
@@ -147,7 +137,7 @@ def response_ids(step: int, agent: str, problem_ids: Any, group_size: int, mark:
 def check_rollouts(run: AuditRun, batch: Batch, agent: str, drawn: Drawn) -> Responses | None:
     """Check an agent's rollouts of a step; returns what the other tables must repeat of them."""
     step = batch.step
-    content = read(run, drawn.rollouts_of(run.layout, step, agent), drawn.rollouts, step=step, agent=agent)
+    content = read(run, drawn.rollouts, step, agent)
     if content is None:
         run.skip(f"what follows from rollouts of {agent}", "they cannot be read")
         return None
@@ -315,7 +305,7 @@ def _generate_metrics(responses: Responses) -> dict[str, float | None]:
 def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses | None, drawn: Drawn) -> Floats | None:
     """Check an agent's verdicts of a step; returns the rewards, [P * G], NaN where there is none."""
     step = batch.step
-    content = read(run, drawn.verdicts_of(run.layout, step, agent), drawn.verdicts, step=step, agent=agent)
+    content = read(run, drawn.verdicts, step, agent)
     if content is None:
         run.skip(f"what follows from verdicts on {agent}", "they cannot be read")
         return None

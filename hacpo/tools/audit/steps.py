@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hacpo.artifacts.tables import CHECKPOINT, TRACE, Table
 from hacpo.artifacts.text_files import load_json
+from hacpo.pipeline.catalogue import Use, maker_of, step_stages
 from hacpo.tools.audit.advantages import capability_metrics, check_advantages, check_capability
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.checkpoints import check_checkpoint
@@ -68,26 +70,25 @@ class Presence:
 
 def _made_from(run: AuditRun, step: int) -> Iterator[tuple[Path, list[Path]]]:
     """A step's tables in the order in which they are made, each with those that it is made from."""
-    layout, agents = run.layout, run.agents
-    for agent in agents:
-        yield layout.rollouts(step, agent), [layout.trace(step - 1, agent)]
-    for agent in agents:
-        yield layout.verdicts(step, agent), [layout.rollouts(step, agent)]
-    if run.settings.algorithm.capability.oracle_samples is not None:
-        for agent in agents:
-            yield layout.side_rollouts(step, agent), [layout.trace(step - 1, agent)]
-            yield layout.side_verdicts(step, agent), [layout.side_rollouts(step, agent)]
-    for learner in agents:
-        sources = run.sources(learner)
-        yield layout.pool(step, learner), [layout.verdicts(step, source) for source in sources]
-    verdicts = [layout.verdicts(step, agent) for agent in agents]
-    sampled = run.settings.algorithm.capability.oracle_samples is not None
-    side = [layout.side_verdicts(step, agent) for agent in agents if sampled]
-    yield layout.capability(step), [*verdicts, *side, layout.capability(step - 1)]
-    for learner in agents:
-        yield layout.advantages(step, learner), [*verdicts, layout.capability(step)]
-    for agent in agents:
-        yield layout.trace(step, agent), [layout.pool(step, agent), layout.advantages(step, agent)]
+    for spec in step_stages(run.settings, step):
+        if spec.at != "step":
+            continue
+        for mine in run.agents if spec.per != "run" else [""]:
+            inputs = [path for use in spec.reads for path in _tables(run, use, step, mine)]
+            for use in spec.writes:
+                if isinstance(use.artifact, Table):
+                    made = list(_tables(run, use, step, mine))
+                    yield from ((path, list(inputs)) for path in made)
+                    inputs += made  # what a stage writes first is there before the rest
+
+
+def _tables(run: AuditRun, use: Use, step: int, mine: str) -> Iterator[Path]:
+    """The tables of steps that a stage of an agent uses."""
+    # A checkpoint may be pruned; the trace that its stage writes beside it is not.
+    artifact = TRACE if use.artifact == CHECKPOINT else use.artifact
+    if use.holds(run.settings, step) and isinstance(artifact, Table) and maker_of(artifact).at == "step":
+        whose = run.agents if use.whose == "all" else [mine]
+        yield from (run.layout.path(artifact, use.steps(step), agent) for agent in whose)
 
 
 def _results(run: AuditRun, step: int) -> Iterator[Path]:
@@ -112,10 +113,10 @@ def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
     for learner in run.agents:
         advantages: Rows | None = None
         if layout.advantages(step, learner) in presence.here:
-            found = check_advantages(run, batch, learner, rewards, capabilities)
-            if found is not None:
-                advantages = found[0]
-                metrics |= {f"{learner}.{key}": value for key, value in found[1].items()}
+            checked_rows = check_advantages(run, batch, learner, rewards, capabilities)
+            if checked_rows is not None:
+                advantages, summary = checked_rows
+                metrics |= {f"{learner}.{key}": value for key, value in summary.items()}
         pool = None
         if layout.pool(step, learner) in presence.here:
             pool = check_pool(run, batch, learner, responses, rewards)
@@ -135,9 +136,11 @@ def _check_responses(
     responses: dict[str, Responses | None] = {}
     rewards: dict[str, Floats | None] = {}
     for agent in run.agents:
-        there = [of(run.layout, batch.step, agent) in presence.here for of in (drawn.rollouts_of, drawn.verdicts_of)]
-        responses[agent] = check_rollouts(run, batch, agent, drawn) if there[0] else None
-        rewards[agent] = check_verdicts(run, batch, agent, responses[agent], drawn) if there[1] else None
+        rollouts, verdicts = (
+            run.run_files.path(table, batch.step, agent) in presence.here for table in (drawn.rollouts, drawn.verdicts)
+        )
+        responses[agent] = check_rollouts(run, batch, agent, drawn) if rollouts else None
+        rewards[agent] = check_verdicts(run, batch, agent, responses[agent], drawn) if verdicts else None
     return responses, rewards
 
 

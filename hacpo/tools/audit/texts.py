@@ -7,7 +7,7 @@ torch where that is installed; no model is loaded and no weight is read.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from hacpo.algorithm.pooling import Limits, TextRoute
 from hacpo.algorithm.rollouts import Row
-from hacpo.artifacts import parquet, tables
-from hacpo.artifacts.layout import partition
+from hacpo.artifacts import tables
 from hacpo.errors import HacpoError
 from hacpo.seeds import derive_seed
 from hacpo.tokens.prompts import prompt_token_ids
 from hacpo.tokens.stopping import completed_at, first_stop
 from hacpo.tools.audit.audit_run import AuditRun
+from hacpo.tools.audit.responses import Drawn
 from hacpo.verifying.verifier import Request, Verifier
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Texts = Literal["all", "sample", "none"]
 SAMPLE_ROWS = 64
 """Responses of each table and step that `sample` looks at."""
 
-_NUMBER, _NAME = "#number", "#name"
+_FILE, _NAME = "#file", "#name"
 """Columns added to what is read: where a row is, and what it is called in findings."""
 
 _HURRIED = 0.1
@@ -105,18 +105,16 @@ class TextAudit:
             return
         agents = self._run.agents
         if step > 0:
-            problems = {row["problem_id"]: row for row in self._rows(self._run.layout.prompts(step), tables.SCHEDULE)}
+            problems = {row["problem_id"]: row for row in self._rows(tables.PROMPTS, step)}
             self._prompts.clear()
-            rollouts = {agent: self._rollouts(step, agent) for agent in agents}
-            for agent, table in rollouts.items():
-                if table is not None:
-                    self._check_rollouts(step, agent, table, problems)
-            for agent in agents if self._run.settings.algorithm.capability.oracle_samples is not None else ():
-                table = self._read(
-                    self._run.layout.side_rollouts(step, agent), tables.SIDE_ROLLOUTS, step=step, agent=agent
-                )
-                if table is not None:
-                    self._check_rollouts(step, agent, table, problems, side=True)
+            rollouts = {}
+            for drawn in Drawn.kinds(self._run):
+                for agent in agents:
+                    table = self._read(drawn.rollouts, step, agent)
+                    if table is not None:
+                        self._check_rollouts(step, agent, drawn, table, problems)
+                    if not drawn.side:
+                        rollouts[agent] = table
             for learner in agents:
                 self._check_pool(step, learner, rollouts, problems)
         if self._run.settings.evaluated(step):
@@ -126,25 +124,20 @@ class TextAudit:
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
     def _check_rollouts(
-        self, step: int, agent: str, table: pa.Table, problems: dict[str, Row], *, side: bool = False
+        self, step: int, agent: str, drawn: Drawn, table: pa.Table, problems: Mapping[str, Row]
     ) -> None:
-        layout = self._run.layout
-        path = (layout.side_rollouts if side else layout.rollouts)(step, agent)
-        judged_at = (layout.side_verdicts if side else layout.verdicts)(step, agent)
-        name = "side_rollouts" if side else "rollouts"
-        rows = [row for row in self._chosen(table, name, step, agent) if row["problem_id"] in problems]
+        rows = [row for row in self._chosen(table, drawn.rollouts.name, step, agent) if row["problem_id"] in problems]
         self.report.decoded += len(rows)
         self.report.decoded_of += len(table)
         tokenizer = self._tokenizer(agent)
         if tokenizer is not None:
             expected = [_decoded(tokenizer, row["token_ids"]) for row in rows]
             note = "null: its tokens cannot be decoded" if None in expected else ""
-            self._compare("text", path, rows, "text", expected, note)
-            self._check_ends(path, rows, tokenizer, self._run.settings.agents[agent].sampling.stop)
+            self._compare("text", rows, "text", expected, note)
+            self._check_ends(rows, tokenizer, self._run.settings.agents[agent].sampling.stop)
             prompts = [self._prompt(agent, tokenizer, problems[row["problem_id"]]) for row in rows]
-            self._compare("prompt", path, rows, "prompt_token_ids", prompts)
-        judged_as = tables.SIDE_VERDICTS if side else tables.VERDICTS
-        verdicts = {row["rollout_id"]: row for row in self._rows(judged_at, judged_as)}
+            self._compare("prompt", rows, "prompt_token_ids", prompts)
+        verdicts = {row["rollout_id"]: row for row in self._rows(drawn.verdicts, step, agent)}
         judged = [row for row in rows if row["rollout_id"] in verdicts]
         whole = self._whole_problems
         requests = [
@@ -158,9 +151,10 @@ class TextAudit:
             for row in judged
         ]
         self.report.verified_of += len(table)
-        self._check_verdicts(judged_at, requests, [verdicts[row["rollout_id"]] for row in judged])
+        path = self._run.run_files.path(drawn.verdicts, step, agent)
+        self._check_verdicts(path, requests, [verdicts[row["rollout_id"]] for row in judged])
 
-    def _check_ends(self, path: Path, rows: Sequence[Row], tokenizer: ChatTokenizer, stop: Sequence[str]) -> None:
+    def _check_ends(self, rows: Sequence[Row], tokenizer: ChatTokenizer, stop: Sequence[str]) -> None:
         """A response ends where its tokens first say so, and says how."""
         reasons, strings, early = [], [], []
         for row in rows:
@@ -172,9 +166,9 @@ class TextAudit:
             strings.append(first_stop(row["text"], stop) if by_string else None)
             if any(token in ends for token in token_ids[:-1]) or (complete or len(token_ids)) < len(token_ids):
                 early.append(row)
-        self._compare("end", path, rows, "finish_reason", reasons, note="whether the last token ends a response")
-        self._compare("end", path, rows, "stop_string", strings, note="what ended it, if that was no EOS")
-        self._compare("end", path, early, "token_ids", ["no token after the one that ends it"] * len(early))
+        self._compare("end", rows, "finish_reason", reasons, note="whether the last token ends a response")
+        self._compare("end", rows, "stop_string", strings, note="what ended it, if that was no EOS")
+        self._compare("end", early, "token_ids", ["no token after the one that ends it"] * len(early))
 
     @cached_property
     def _whole_problems(self) -> dict[str, Row]:
@@ -182,8 +176,7 @@ class TextAudit:
         settings = self._run.settings
         if settings.verification.is_math:
             return {}
-        path = self._run.layout.problems(settings.data.train)
-        return {row["problem_id"]: row for row in self._rows(path, tables.PROBLEMS)}
+        return {row["problem_id"]: row for row in self._rows(tables.PROBLEMS, None, settings.data.train)}
 
     def _check_verdicts(self, path: Path, requests: Sequence[Request], rows: Sequence[Row]) -> None:
         try:
@@ -204,7 +197,6 @@ class TextAudit:
         for column in ("verdict", "reward", "extracted"):
             self._compare(
                 "verdict",
-                path,
                 [rows[number] for number in compared],
                 column,
                 [getattr(fresh[number], column) for number in compared],
@@ -213,10 +205,9 @@ class TextAudit:
     # --- pools -------------------------------------------------------------------------------------------------------
 
     def _check_pool(
-        self, step: int, learner: str, rollouts: dict[str, pa.Table | None], problems: dict[str, Row]
+        self, step: int, learner: str, rollouts: Mapping[str, pa.Table | None], problems: Mapping[str, Row]
     ) -> None:
-        path = self._run.layout.pool(step, learner)
-        table = self._read(path, tables.POOL, step=step, learner=learner)
+        table = self._read(tables.POOL, step, learner)
         tokenizer = None if table is None else self._tokenizer(learner)
         if table is None or tokenizer is None:
             return
@@ -228,7 +219,7 @@ class TextAudit:
         self.report.retokenised += len(rows)
         self.report.retokenised_of += len(table)
         prompts = [self._prompt(learner, tokenizer, problems[row["problem_id"]]) for row in rows]
-        self._compare("prompt", path, rows, "prompt_token_ids", prompts)
+        self._compare("prompt", rows, "prompt_token_ids", prompts)
         most = Limits.of(self._run.config(learner), self._run.settings.pool.max_tokens).tokens
         results = [
             routes[row["source"]].retokenised(
@@ -239,36 +230,35 @@ class TextAudit:
             for row, prompt in zip(rows, prompts, strict=True)
         ]
         for column in ("token_ids", "status", "roundtrip"):
-            self._compare("retokenise", path, rows, column, [getattr(result, column) for result in results])
-        self._compare("retokenise", path, rows, "learner_tokens", [len(result.token_ids) for result in results])
+            self._compare("retokenise", rows, column, [getattr(result, column) for result in results])
+        self._compare("retokenise", rows, "learner_tokens", [len(result.token_ids) for result in results])
 
     def _routes(self, learner: str, tokenizer: ChatTokenizer) -> dict[str, TextRoute]:
         """How the others' responses become the learner's tokens, for those whose tokenizer can be used."""
         others = {agent: self._tokenizer(agent) for agent in self._run.agents if agent != learner}
         return {agent: TextRoute(other, tokenizer) for agent, other in others.items() if other is not None}
 
-    def _sources(self, rows: Sequence[Row], rollouts: dict[str, pa.Table | None]) -> dict[str, Row]:
+    def _sources(self, rows: Sequence[Row], rollouts: Mapping[str, pa.Table | None]) -> dict[str, Row]:
         """The rollouts behind pool rows, by rollout_id."""
         wanted = pa.array([row["rollout_id"] for row in rows], pa.string())
-        found: dict[str, Row] = {}
-        for table in rollouts.values():
-            if table is not None:
-                rows_there = table.filter(pa.compute.is_in(table["rollout_id"], wanted)).to_pylist()
-                found |= {row["rollout_id"]: row for row in rows_there}
-        return found
+        return {
+            row["rollout_id"]: row
+            for table in rollouts.values()
+            if table is not None
+            for row in table.filter(pa.compute.is_in(table["rollout_id"], wanted)).to_pylist()
+        }
 
     # --- evaluations -------------------------------------------------------------------------------------------------
 
     def _check_evaluation(self, step: int, agent: str) -> None:
-        settings, layout = self._run.settings, self._run.layout
-        path = layout.evaluation(step, agent)
-        table = self._read(path, tables.EVALUATIONS, step=step, agent=agent)
+        settings = self._run.settings
+        table = self._read(tables.EVALUATIONS, step, agent)
         if table is None:
             return
         problems = {
             (name, row["problem_id"]): row
             for name, benchmark in settings.evaluation.benchmarks.items()
-            for row in self._rows(layout.problems(benchmark.data), tables.PROBLEMS)
+            for row in self._rows(tables.PROBLEMS, None, benchmark.data)
         }
         rows = [
             row
@@ -286,30 +276,27 @@ class TextAudit:
             for row in rows
         ]
         self.report.verified_of += len(table)
-        self._check_verdicts(path, requests, rows)
+        self._check_verdicts(self._run.layout.evaluation(step, agent), requests, rows)
 
     # --- reading and comparing ---------------------------------------------------------------------------------------
 
-    def _read(self, path: Path, table: tables.Table, *, step: int | None = None, **agent: str) -> pa.Table | None:
-        """A table with two more columns, each row's number and the name it has in findings; None where it cannot be
+    def _read(self, table: tables.Table, step: int | None, whose: str = "") -> pa.Table | None:
+        """A table with two more columns, each row's file and the name it has in findings; None where it cannot be
         read."""
         try:
-            content = parquet.read_table(
-                path, table, run=self._run.pipeline.run, partition=None if step is None else partition(step, **agent)
-            )
+            shards = list(self._run.run_files.shards(table, step, whose))
         except HacpoError:
             return None
+        files = [pa.array([str(shard.path)] * len(shard.content), pa.string()) for shard in shards]
+        content = pa.concat_tables([shard.content for shard in shards])
         keys = [pa.compute.cast(content[name], pa.string()) for name in table.key]
         names = pa.compute.binary_join_element_wise(*keys, "/")
-        return content.append_column(_NUMBER, pa.array(range(len(content)))).append_column(_NAME, names)
+        return content.append_column(_FILE, pa.chunked_array(files)).append_column(_NAME, names)
 
-    def _rows(self, path: Path, table: tables.Table) -> list[Row]:
-        content = self._read(path, table)
+    def _rows(self, table: tables.Table, step: int | None, whose: str = "") -> list[Row]:
+        content = self._read(table, step, whose)
         rows: list[Row] = [] if content is None else content.to_pylist()
         return rows
-
-    def _rollouts(self, step: int, agent: str) -> pa.Table | None:
-        return self._read(self._run.layout.rollouts(step, agent), tables.ROLLOUTS, step=step, agent=agent)
 
     def _chosen(self, table: pa.Table, name: str, step: int, agent: str) -> list[Row]:
         """All rows, or the sample."""
@@ -346,16 +333,13 @@ class TextAudit:
                 self._prompts[key] = str(error)
         return self._prompts[key]
 
-    def _compare(
-        self, check: str, path: Path, rows: Sequence[Row], column: str, expected: Sequence[Any], note: str = ""
-    ) -> None:
+    def _compare(self, check: str, rows: Sequence[Row], column: str, expected: Sequence[Any], note: str = "") -> None:
         """One finding for all rows of a column that are not as expected; the first is named."""
         odd = [(row, wanted) for row, wanted in zip(rows, expected, strict=True) if row[column] != wanted]
         if odd:
             row, wanted = odd[0]
-            file = _file_of(path, row[_NUMBER])
-            name = row[_NAME]
-            self._run.find(check, file, name, column, expected=wanted, found=row[column], count=len(odd), note=note)
+            facts = {"expected": wanted, "found": row[column], "count": len(odd), "note": note}
+            self._run.find(check, Path(row[_FILE]), row[_NAME], column, **facts)
 
 
 def _decoded(tokenizer: ChatTokenizer, token_ids: list[int]) -> str | None:
@@ -373,15 +357,3 @@ def _completed_at(tokenizer: ChatTokenizer, token_ids: list[int], stop: Sequence
         return completed_at(token_ids, stop, tokenizer.decode) if stop else None
     except Exception:  # as for `_decoded`
         return None
-
-
-def _file_of(path: Path, number: int) -> Path:
-    """The shard that holds a table's row."""
-    import pyarrow.parquet as pq
-
-    for shard in sorted(path.glob("part-*.parquet")):
-        rows = pq.read_metadata(shard).num_rows
-        if number < rows:
-            return shard
-        number -= rows
-    return path

@@ -54,7 +54,7 @@ def check_trace(
 ) -> None:
     """Check the trace of a learner's updates in a step."""
     step = batch.step
-    content = read(run, run.layout.trace(step, learner), tables.TRACE, step=step, agent=learner)
+    content = read(run, tables.TRACE, step, learner)
     if content is None:
         return
     pool_rows, order = pool

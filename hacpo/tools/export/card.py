@@ -14,6 +14,7 @@ from typing import Any
 
 from hacpo.artifacts import parquet, tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError, MissingInputError
 from hacpo.evaluation.measure import measure
@@ -108,7 +109,8 @@ def _hub_datasets(layout: Layout, run: str, settings: Settings) -> tuple[str, ..
     path = layout.problems(settings.data.train)
     if not path.is_file():
         return ()
-    sources = parquet.read_table(path, tables.PROBLEMS, run=run, columns=["source"])["source"].to_pylist()
+    table = RunFiles(run, layout).read(tables.PROBLEMS, None, settings.data.train, columns=["source"])
+    sources = table["source"].unique().to_pylist()
     return tuple(sorted({found[1] for source in sources if (found := _HUB_DATASET.match(source))}))
 
 

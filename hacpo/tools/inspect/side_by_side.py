@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from hacpo.algorithm.advantage_table import best_responses
-from hacpo.artifacts import parquet, tables
+from hacpo.artifacts import tables
 from hacpo.errors import SettingsError
 from hacpo.evaluation.measure import measure
 from hacpo.tools.inspect.step_reader import Missing, Row, StepReader, rows_where
@@ -279,10 +279,9 @@ def _chosen(reader: StepReader, problem_id: str) -> Row:
     problems = {row["problem_id"]: row for row in reader.problems()}
     if problem_id in problems:
         return problems[problem_id]
-    schedule = reader.pipeline.layout.schedule
     elsewhere: list[int] = []
-    if schedule.is_file():
-        table = parquet.read_table(schedule, tables.SCHEDULE, run=reader.pipeline.run, columns=["step", "problem_id"])
+    if reader.pipeline.layout.schedule.is_file():
+        table = reader.files.read(tables.SCHEDULE, columns=["step", "problem_id"])
         elsewhere = table.filter(pc.equal(table["problem_id"], problem_id))["step"].to_pylist()
     holding = [name for name in problems if problem_id in name]
     near = (holding or difflib.get_close_matches(problem_id, problems, n=3, cutoff=0.4))[:3]

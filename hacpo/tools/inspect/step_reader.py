@@ -58,11 +58,11 @@ class StepReader:
             MissingInputError: it is not.
             ArtifactError: it is damaged or belongs to another run, step or agent.
         """
-        if not self._files.has(table, self.step, agent):
+        if not self.files.has(table, self.step, agent):
             remedy = f"`{self.pipeline.command('run')}` makes it"
-            where = self._files.path(table, self.step, agent)
-            raise MissingInputError(f"the {table.kind or table.name} table is missing", where=where, remedy=remedy)
-        return self._files.read(table, self.step, agent, columns=columns, made_by=self._command(table, agent))
+            where = self.files.path(table, self.step, agent)
+            raise MissingInputError(f"the {table.title} table is missing", where=where, remedy=remedy)
+        return self.files.read(table, self.step, agent, columns=columns, made_by=self._command(table, agent))
 
     def optional(self, table: tables.Table, agent: str = "", columns: Sequence[str] | None = None) -> pa.Table | None:
         """A table, or None if it is missing.
@@ -70,13 +70,14 @@ class StepReader:
         Raises:
             ArtifactError: as `required`.
         """
-        if self._files.has(table, self.step, agent):
+        if self.files.has(table, self.step, agent):
             return self.required(table, agent, columns)
-        self.missing.append(Missing(table.kind or table.name, agent, self._command(table, agent)))
+        self.missing.append(Missing(table.title, agent, self._command(table, agent)))
         return None
 
     @property
-    def _files(self) -> RunFiles:
+    def files(self) -> RunFiles:
+        """The run's tables."""
         return RunFiles(self.pipeline.run, self.pipeline.layout)
 
     def _command(self, table: tables.Table, agent: str) -> str:

@@ -17,6 +17,7 @@ import polars as pl
 from hacpo.algorithm.group_advantage import UNIFORM_TOLERANCE
 from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.run_files import RunFiles
 from hacpo.settings.root import ReportSettings
 from hacpo.settings.verification import VerificationSettings
 from hacpo.tools.report.collect import gather
@@ -140,30 +141,28 @@ def read_problems(layout: Layout, run: str, step: int, agents: Sequence[str], sc
     """The scheduled problems with every response to them and what each learner made of it."""
     ids = [row["problem_id"] for row in scheduled]
 
-    def rows(table: tables.Table, path_of: Any, columns: Sequence[str], key: str, wanted: Iterable[str]) -> list[Row]:
-        places = [(step, agent, path_of(step, agent)) for agent in agents]
-        return gather(run, table, places, columns).filter(pl.col(key).is_in(list(wanted))).to_dicts()
+    def rows(table: tables.Table, columns: Sequence[str], key: str, wanted: Iterable[str]) -> list[Row]:
+        places = [(step, agent) for agent in agents]
+        return gather(RunFiles(run, layout), table, places, columns).filter(pl.col(key).is_in(list(wanted))).to_dicts()
 
     texts = ["rollout_id", "problem_id", "sample", "text", "finish_reason"]
-    responses = rows(tables.ROLLOUTS, layout.rollouts, texts, "problem_id", ids)
+    responses = rows(tables.ROLLOUTS, texts, "problem_id", ids)
     keys = [response["rollout_id"] for response in responses]
     judged = ["rollout_id", "reward", "verdict", "extracted"]
-    verdicts = {row["rollout_id"]: row for row in rows(tables.VERDICTS, layout.verdicts, judged, "rollout_id", keys)}
+    verdicts = {row["rollout_id"]: row for row in rows(tables.VERDICTS, judged, "rollout_id", keys)}
     learners: dict[tuple[str, str], Row] = {}
-    for table, path_of, columns in (
-        (tables.POOL, layout.pool, ["rollout_id", "status", "source_tokens"]),
+    for table, columns in (
+        (tables.POOL, ["rollout_id", "status", "source_tokens"]),
         (
             tables.ADVANTAGES,
-            layout.advantages,
             ["rollout_id", "is_self", "baseline", "advantage", "omega", "effective_advantage", "guarded"],
         ),
         (
             tables.TRACE,
-            layout.trace,
             ["rollout_id", "update", "ratio", "lower", "upper", "clipped", "is_weight", "objective"],
         ),
     ):
-        for row in rows(table, path_of, columns, "rollout_id", keys):
+        for row in rows(table, columns, "rollout_id", keys):
             learners.setdefault((row["rollout_id"], row["by"]), {}).update(row)
     for response in responses:
         name = response["rollout_id"]

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from hacpo.artifacts import parquet, tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import ArtifactError
 from hacpo.evaluation.metrics import Estimate
@@ -176,20 +176,20 @@ def collect(layout: Layout, run: str, agents: Sequence[str], steps: int, series:
         ArtifactError: a table or metrics file is damaged or belongs to another run.
     """
     found = Measurements(tuple(agents))
-    numbers = range(steps + 1)
+    numbers, files = range(steps + 1), RunFiles(run, layout)
     found.metrics = _read_metrics(layout, agents, numbers)
     _read_evaluations(found, layout, run, numbers, series)
-    _read_finish_reasons(found, layout, run, numbers)
-    _read_verdicts(found, layout, run, numbers)
-    _read_capability(found, layout, run, numbers)
-    _read_advantages(found, layout, run, numbers)
-    _read_pool(found, layout, run, numbers)
-    _read_traces(found, layout, run, numbers)
+    _read_finish_reasons(found, files, numbers)
+    _read_verdicts(found, files, numbers)
+    _read_capability(found, files, numbers)
+    _read_advantages(found, files, numbers)
+    _read_pool(found, files, numbers)
+    _read_traces(found, files, numbers)
     return found
 
 
 def gather(
-    run: str, table: tables.Table, places: Iterable[tuple[int, str, Path]], columns: Sequence[str]
+    files: RunFiles, table: tables.Table, places: Iterable[tuple[int, str]], columns: Sequence[str]
 ) -> pl.DataFrame:
     """The tables that exist, one below the other, with `at` (the step) and `by` (the agent) in front.
 
@@ -197,10 +197,10 @@ def gather(
         ArtifactError: one of them is damaged or belongs to another run.
     """
     pieces = [_placed(parquet.to_arrow(table, []), 0, "", columns).clear()]
-    for step, agent, path in places:
-        if path.exists():
-            content = parquet.read_table(path, table, run=run, partition=table.partition(step, agent), columns=columns)
-            pieces.append(_placed(content, step, agent, columns))
+    for step, agent in places:
+        if files.has(table, step, agent):
+            shards = files.shards(table, step, agent, columns=columns)
+            pieces += [_placed(shard.content, step, agent, columns) for shard in shards]
     return pl.concat(pieces)
 
 
@@ -253,16 +253,15 @@ def _read_evaluations(
                 found.fall[agent, one.name] = fall
 
 
-def _read_finish_reasons(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
-    places = [(step, agent, layout.rollouts(step, agent)) for step, agent in _each(found, numbers)]
-    table = gather(run, tables.ROLLOUTS, places, ["finish_reason"]).group_by("at", "by", "finish_reason").len()
-    for step, agent, reason, count in table.sort("at", "by").iter_rows():
+def _read_finish_reasons(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    table = gather(files, tables.ROLLOUTS, _each(found, numbers), ["finish_reason"])
+    counts = table.group_by("at", "by", "finish_reason").len()
+    for step, agent, reason, count in counts.sort("at", "by").iter_rows():
         found.finish_reasons.setdefault(agent, {}).setdefault(reason, {})[step] = count
 
 
-def _read_verdicts(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
-    places = [(step, agent, layout.verdicts(step, agent)) for step, agent in _each(found, numbers)]
-    table = gather(run, tables.VERDICTS, places, ["reward", "verdict"])
+def _read_verdicts(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    table = gather(files, tables.VERDICTS, _each(found, numbers), ["reward", "verdict"])
     rewards = table.group_by("at", "by").agg(pl.col("reward").cast(pl.Float64).mean()).sort("at", "by")
     for step, agent, reward in rewards.iter_rows():
         found.reward.setdefault(agent, {})[step] = reward
@@ -297,26 +296,23 @@ def _minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _read_capability(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
-    places = [(step, "", layout.capability(step)) for step in numbers]
-    table = gather(run, tables.CAPABILITY, places, ["agent", "accuracy", "capability"])
+def _read_capability(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    table = gather(files, tables.CAPABILITY, [(step, "") for step in numbers], ["agent", "accuracy", "capability"])
     for step, agent, accuracy, capability in table.drop("by").iter_rows():
         found.batch_accuracy.setdefault(agent, {})[step] = accuracy
         found.capability.setdefault(agent, {})[step] = capability
 
 
-def _read_advantages(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
-    places = [(step, agent, layout.advantages(step, agent)) for step, agent in _each(found, numbers)]
-    table = gather(run, tables.ADVANTAGES, places, ["source", "is_self", "omega"])
+def _read_advantages(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    table = gather(files, tables.ADVANTAGES, _each(found, numbers), ["source", "is_self", "omega"])
     cross = table.filter(~pl.col("is_self")).group_by("at", "by", "source").agg(pl.col("omega").median())
     for step, learner, source, omega in cross.sort("at", "by", "source").iter_rows():
         found.omega.setdefault((learner, source), {})[step] = omega
 
 
-def _read_pool(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
-    places = [(step, agent, layout.pool(step, agent)) for step, agent in _each(found, numbers)]
+def _read_pool(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
     columns = ["source", "status", "roundtrip", "source_tokens", "learner_tokens"]
-    table = gather(run, tables.POOL, places, columns)
+    table = gather(files, tables.POOL, _each(found, numbers), columns)
     kept = pl.col("status") == "kept"
     keys = ("at", "by", "source")
     sums = table.group_by(*keys).agg(
@@ -332,13 +328,12 @@ def _read_pool(found: Measurements, layout: Layout, run: str, numbers: Iterable[
         found.pool.append(PoolCount(step, learner, source, counts, roundtrip, source_tokens, learner_tokens))
 
 
-def _read_traces(found: Measurements, layout: Layout, run: str, numbers: Iterable[int]) -> None:
-    places = [(step, agent, layout.trace(step, agent)) for step, agent in _each(found, numbers)]
-    for step, agent, path in places:
-        if path.exists():
+def _read_traces(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    for step, agent in _each(found, numbers):
+        if files.has(tables.TRACE, step, agent):
             found.updated.setdefault(agent, set()).add(step)
     columns = ["source", "is_self", "ratio", "lower", "upper", "clipped", "is_weight"]
-    table = gather(run, tables.TRACE, places, columns)
+    table = gather(files, tables.TRACE, _each(found, numbers), columns)
     keys = ("at", "by", "is_self")
     ratio, clipped = pl.col("ratio"), pl.col("clipped")
     summary = table.group_by(*keys).agg(

@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hacpo.artifacts import parquet, tables
+from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.text_files import load_json, parse_json
 from hacpo.errors import ArtifactError
 from hacpo.settings import params as settings_of
@@ -171,7 +172,7 @@ def problem_sets(layout: Layout, run: str, settings: Settings) -> list[ProblemSe
         origin = f"file {source.path}" if source.path else f"made by hacpo: {source.task}, {source.split} side"
         count, example = None, None
         if layout.problems(name).is_file():
-            table = parquet.read_table(layout.problems(name), tables.PROBLEMS, run=run, columns=["problem", "answer"])
+            table = RunFiles(run, layout).read(tables.PROBLEMS, None, name, columns=["problem", "answer"])
             count = len(table)
             first = table.slice(0, 1).to_pylist()
             example = (first[0]["problem"], first[0]["answer"]) if first else None
