@@ -1,13 +1,17 @@
-# Two commands do all of their own set-up: `make quickstart` and `make test`.
+# Three commands do all of their own set-up: `make quickstart`, `make check` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Tests of functions: no engine is loaded and nothing is trained.
+PURE := $(addprefix tests/,algorithm artifacts data docs evaluation settings tokens verifying)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart test setup vllm-cpu gpu-check lint types imports unit docs soak soak-short clean
+.PHONY: quickstart check test setup vllm-cpu gpu-check lint types imports pure unit docs soak soak-short clean
 
 quickstart: $(READY)
 	hacpo run pipelines/quickstart
+
+check: lint types imports pure
 
 test: lint types imports unit
 
@@ -39,6 +43,9 @@ types: $(READY)
 
 imports: $(READY)
 	lint-imports
+
+pure: $(READY)
+	pytest -n auto --dist worksteal -m "not slow and not run" $(PURE)
 
 unit: $(READY)
 	pytest -n auto --dist worksteal

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -43,12 +44,14 @@ class Artifact:
         folder: below the run's root.
         per: what has one of its own: the run, each step, or each agent (as an agent, or as a learner) in each step.
         file: its name in that folder; empty where the folder is the output.
+        about: what it is, for docs/artifacts.md; empty where its columns say so.
     """
 
     name: str
     folder: str
     per: Literal["run", "step", "agent", "learner"]
     file: str = ""
+    about: str = ""
 
     def within(self, step: str = "", agent: str = "") -> str:
         """Its folder, of one step (as `step_dir` spells it) and agent where these are given: all of them else."""
@@ -70,6 +73,7 @@ class Table(Artifact):
         kind: what `hacpo.schema` calls it; several tables may be of one kind.
         added: columns that tables made before may lack; they are null there.
         filled: whether a whole table has at least one row.
+        notes: what a column holds where its name does not say so, for docs/artifacts.md.
     """
 
     schema: pa.Schema
@@ -78,6 +82,7 @@ class Table(Artifact):
     version: int = 1
     added: tuple[str, ...] = ()
     filled: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def partition(self, step: int | None, agent: str = "") -> str:
         """What `hacpo.partition` says in a file of it: `step=0007/agent=ada`; empty where the run has one alone."""
@@ -96,13 +101,24 @@ class Table(Artifact):
         return f"{self.title}/{self.version}"
 
 
-SETTINGS = Artifact("settings", "", "run", "settings.json")
+SETTINGS = Artifact(
+    "settings", "", "run", "settings.json", "every setting, defaults and recipe filled in (docs/settings.md)"
+)
 DATA = Artifact("data", "data", "run")
-CHECKPOINT = Artifact("checkpoint", "checkpoints", "agent")
+CHECKPOINT = Artifact(
+    "checkpoint",
+    "checkpoints",
+    "agent",
+    about="a Hugging Face model folder (after step 0 of an agent with a [LoRA adapter](lora.md): the adapter alone), "
+    "and `trainer/` (optimizer.safetensors, state.json); `started_from.json` where the agent came from the hub: "
+    "repository and commit",
+)
 METRICS = Artifact("metrics", "metrics", "run")
-REPORT = Artifact("report", "report", "run", "index.html")
-CURVES = Artifact("curves", "report", "run", "curves.csv")
-HEADLINES = Artifact("headlines", "report", "run", "metrics.json")
+REPORT = Artifact("report", "report", "run", "index.html", "one page without anything from elsewhere")
+CURVES = Artifact(
+    "curves", "report", "run", "curves.csv", "held-out results by step, one column per series (docs/evaluation.md)"
+)
+HEADLINES = Artifact("headlines", "report", "run", "metrics.json", "the latest of them, for `dvc metrics show`")
 PROBLEMS = Table(
     "problems",
     "data",
@@ -132,7 +148,15 @@ SCHEDULE = Table(
     filled=True,
 )
 
-PROMPTS = replace(SCHEDULE, name="prompts", folder="prompts", per="step", file="", kind="schedule")
+PROMPTS = replace(
+    SCHEDULE,
+    name="prompts",
+    folder="prompts",
+    per="step",
+    file="",
+    kind="schedule",
+    about="the schedule's rows of one step (a longer run leaves earlier steps' files alone)",
+)
 """The schedule's rows of one step."""
 ROLLOUTS = Table(
     "rollouts",
@@ -157,6 +181,18 @@ ROLLOUTS = Table(
     ),
     key=("rollout_id",),
     added=("support", "support_logprob"),
+    notes={
+        "rollout_id": "`<step>/<agent>/<problem_id>/<sample>`",
+        "token_ids": "as sampled, EOS included",
+        "finish_reason": "`stop`, `length`",
+        "sampler_logprobs": "as the engine reported",
+        "logprobs": "the same tokens rescored by the training stack: the behaviour policy, renormalised over `support` "
+        "where there is one",
+        "policy": "hash of the weights that drew it",
+        "stop_string": "the text of `sampling.stop` that ended it; null: EOS or the limit did",
+        "support": "per token the ids that `top_k` and `top_p` kept, ascending; null: nothing was cut",
+        "support_logprob": "per token the log of their mass; `logprobs + support_logprob` is over the whole vocabulary",
+    },
 )
 
 VERDICTS = Table(
@@ -174,11 +210,23 @@ VERDICTS = Table(
         message=(pa.string(), None),
     ),
     key=("rollout_id",),
+    notes={
+        "verdict": "`correct`, `wrong`, `no_answer`, `truncated`, `timeout`, `error`",
+        "message": "why nobody can tell: `error`, `timeout`",
+    },
 )
 
-SIDE_ROLLOUTS = replace(ROLLOUTS, name="side_rollouts", folder="side_rollouts")
+SIDE_ROLLOUTS = replace(
+    ROLLOUTS,
+    name="side_rollouts",
+    folder="side_rollouts",
+    about="with `capability.oracle_samples` alone: the columns of `rollouts`, of S further responses to each problem, "
+    "`<step>/<agent>/<problem_id>/side-<sample>`; in no pool, and learned from by nobody",
+)
 
-SIDE_VERDICTS = replace(VERDICTS, name="side_verdicts", folder="side_verdicts")
+SIDE_VERDICTS = replace(
+    VERDICTS, name="side_verdicts", folder="side_verdicts", about="the columns of `verdicts`, of the side sample"
+)
 
 CAPABILITY = Table(
     "capability",
@@ -198,6 +246,16 @@ CAPABILITY = Table(
     ),
     key=("agent",),
     filled=True,
+    notes={
+        "accuracy": "P_t",
+        "window": "oldest first",
+        "capability": "Phat_t",
+        "accuracy_all": "P of all G responses, which differs under `capability.samples`",
+        "window_all": "the same, of the window",
+        "window_covariance": "of each step's accuracy with every agent's; agents by name",
+        "standard_error": "of capability",
+        "oracle": "capability as the oracle says it",
+    },
 )
 
 POOL = Table(
@@ -226,6 +284,19 @@ POOL = Table(
     ),
     key=("rollout_id",),
     added=("support",),
+    notes={
+        "token_ids": "the scored tokens, in the learner's vocabulary",
+        "source_logprob": "sum over the source's scored tokens",
+        "source_tokens": "scored tokens of the source",
+        "learner_tokens": "scored tokens of the learner",
+        "status": "`kept`, `too_long`, `empty`, `not_representable`, `error`",
+        "as_sampled": "token_ids are the source's own: the tokenizers are the same, or the response is; else the "
+        "response went through text",
+        "source_terminal": "the token id that ends the response in the source's vocabulary; null where none did or it "
+        "is not scored",
+        "learner_terminal": "the same in the learner's; also null where token_ids is empty",
+        "support": "the source's, of others' responses that are `as_sampled`",
+    },
 )
 
 ADVANTAGES = Table(
@@ -247,6 +318,7 @@ ADVANTAGES = Table(
         guarded=pa.bool_(),
     ),
     key=("rollout_id",),
+    notes={"baseline": "the mu used", "omega": "the factor applied"},
 )
 
 TRACE = Table(
@@ -270,6 +342,11 @@ TRACE = Table(
         sampler_weight=pa.float64(),
     ),
     key=("rollout_id", "update"),
+    notes={
+        "update": "m, from 0",
+        "learner_logprob": "mean per scored token",
+        "source_logprob": "mean per scored token",
+    },
 )
 
 EVALUATIONS = Table(
