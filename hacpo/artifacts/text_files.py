@@ -6,9 +6,11 @@ be; the message fits behind `cannot be read: ` or `not valid YAML: `.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ DEEPEST = 100
 
 MOST_REPEATED = 100_000
 """Values that the aliases of a YAML file may stand for in all: nine lines of nine aliases make 400 million of one."""
+
+_DEEP = re.compile(rf"^[ \t?:-]{{{DEEPEST}}}", re.MULTILINE)
+"""A line that may begin more lists and mappings than any file here."""
 
 
 class YamlError(ValueError):
@@ -110,7 +115,13 @@ def parse_yaml(text: str) -> Any:
             `MOST_REPEATED` values or for themselves.
     """
     from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
+    if _is_plain(text):
+        with contextlib.suppress(YAMLError, ValueError, ArithmeticError):
+            value = YAML(typ="safe").load(text)
+            if not _is_deeper(value, DEEPEST - 1):
+                return value
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _bounded_composer()
     try:
@@ -119,6 +130,18 @@ def parse_yaml(text: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         said = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise YamlError(str(said), None if mark is None else mark.line + 1) from None
+
+
+def _is_plain(text: str) -> bool:
+    """Whether nothing can be repeated, and little nested, so that libyaml may read it: it is fast, and its recursion
+    ends the process."""
+    return "&" not in text and text.count("[") + text.count("{") < DEEPEST and not _DEEP.search(text)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and mappings lie within each other on more levels."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _bounded_composer() -> Any:

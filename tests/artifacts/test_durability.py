@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from conftest import PARAMS, Cli
 from hacpo.artifacts import durability, storage
@@ -106,6 +107,7 @@ def test_a_run_names_only_what_is_on_the_disk(project: Path, cli: Cli, recorder:
         ".dvc/cache/files/md5",
         ".dvc/cache/runs",
     )
+    assert not MemoryFileSystem.store  # what DVC would look through again and again
     shutil.rmtree("artifacts/small/verdicts")
     recorder.named.clear()
     result = cli("run", RUN, "--jobs", "1", "--until", "1")

@@ -35,6 +35,12 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (b"agents: " + b"[" * 5000, "params.yaml:1: not valid YAML: nested more than 100 levels deep"),
         (b"{" * 5000, "params.yaml:1: not valid YAML: nested more than 100 levels deep"),
+        (b"- " * 5000, "params.yaml:1: not valid YAML: nested more than 100 levels deep"),
+        (b"? - " * 5000, "params.yaml:1: not valid YAML: nested more than 100 levels deep"),
+        (
+            b"\n".join(b" " * depth + b"a:" for depth in range(3000)),
+            "params.yaml:100: not valid YAML: nested more than 100 levels deep",
+        ),
         (b"- " * 5000, "nested more than 100 levels deep"),
         (LAUGHS.encode(), "params.yaml:6: not valid YAML: its aliases stand for more than 100000 values"),
         (MERGES.encode(), "its aliases stand for more than 100000 values"),
