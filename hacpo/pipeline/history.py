@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 _MD5 = re.compile(rb"\b[0-9a-f]{32}\b")
 _MISSING = re.compile(rb"^[0-9a-f]{40,64} missing$", re.MULTILINE)
+_STASHES = ("-c", "log.showSignature=false", "stash", "list", "--format=%H")
 _RECORDS = (":(top,glob)**/dvc.lock", ":(top,glob)**/*.dvc")
 _AT_ONCE = 500
 _SECONDS = 600.0
@@ -19,7 +21,7 @@ class History:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._tips = b""
+        self._tips: set[bytes] = set()
         self._seen: set[bytes] = set()
         """Versions of DVC's files that have been read."""
         self._named: set[str] = set()
@@ -30,20 +32,22 @@ class History:
         if not any((at / ".git").exists() for at in (self._root.resolve(), *self._root.resolve().parents)):
             return set()
         try:
-            tips = self._git("show-ref", "--head", allowed=(0, 1))  # 1: no commit yet
-            if tips != self._tips:
-                self._read()
+            # Of all work trees, as `git log --all` has it; all stashes but the newest are in a reflog alone.
+            tips = {*self._git("rev-list", "--no-walk", "--all").split(), *self._git(*_STASHES).split()}
+            if tips - self._tips:
+                self._read(tips)
                 self._tips = tips
         except (OSError, subprocess.SubprocessError):
             return None
         return self._named
 
-    def _read(self) -> None:
+    def _read(self, tips: Iterable[bytes]) -> None:
         # Without --full-history, git leaves out branches of which a merge took nothing. `rev-list --objects` takes no
         # patterns of paths.
         changes = self._git(
-            *("-c", "log.showRoot=true", "log", "--all", "--full-history", "-m", "--raw", "--no-abbrev"),
+            *("-c", "log.showRoot=true", "log", "--stdin", "--full-history", "-m", "--raw", "--no-abbrev"),
             *("--no-renames", "--no-show-signature", "--format=", "--", *_RECORDS),
+            stdin=b"".join(tip + b"\n" for tip in tips),
         )
         files = {version for line in changes.splitlines() for version in _files(line)}
         new = sorted(files - self._seen)
@@ -55,19 +59,16 @@ class History:
             self._named.update(digest.decode() for digest in _MD5.findall(content))
             self._seen.update(some)
 
-    def _git(self, *words: str, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> bytes:
-        done = subprocess.run(
+    def _git(self, *words: str, stdin: bytes = b"") -> bytes:
+        return subprocess.run(
             ["git", *words],
             cwd=self._root,
             input=stdin,
             capture_output=True,
             timeout=_SECONDS,
-            check=False,
+            check=True,
             env={**os.environ, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"},
-        )
-        if done.returncode not in allowed:
-            raise subprocess.CalledProcessError(done.returncode, "git")
-        return done.stdout
+        ).stdout
 
 
 def _files(line: bytes) -> list[bytes]:

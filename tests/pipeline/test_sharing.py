@@ -323,7 +323,7 @@ def test_all_that_git_names_is_found(tmp_path: Path) -> None:
     assert history.named() == set()  # no repository
     command(root, "git", "init", "-q", "-b", "main")
     assert history.named() == set()  # no commit
-    hashes = [f"{number:032x}" for number in range(1, 6)]
+    hashes = [f"{number:032x}" for number in range(1, 7)]
     lock.write_text(f"md5: {hashes[0]}.dir\n")
     commit(root, "first")
     assert history.named() == {hashes[0]}
@@ -338,7 +338,16 @@ def test_all_that_git_names_is_found(tmp_path: Path) -> None:
     (root / "own.dvc").write_text(f"outs:\n- md5: {hashes[3]}\n")
     command(root, "git", "add", "own.dvc")
     command(root, *GIT, "stash", "-q")
-    assert history.named() == set(hashes[:4])
+    (root / "own.dvc").write_text(f"outs:\n- md5: {hashes[4]}\n")
+    command(root, "git", "add", "own.dvc")
+    command(root, *GIT, "stash", "-q")
+    assert history.named() == set(hashes[:5])
+    assert History(root).named() == set(hashes[:5])
+    beside = tmp_path / "beside"
+    command(root, "git", "worktree", "add", "-q", "--detach", str(beside))
+    (beside / "own.dvc").write_text(f"outs:\n- md5: {hashes[5]}\n")
+    commit(beside, "on no branch, in another work tree")
+    assert history.named() == set(hashes)
     shutil.rmtree(root / ".git/objects")
     assert History(root).named() is None
 
