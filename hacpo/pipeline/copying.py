@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hacpo.artifacts import storage, tables
+from hacpo.artifacts.durability import flush, make_folders
 from hacpo.artifacts.model_folder import check_checkpoint, copy_file
 from hacpo.errors import MissingInputError, SettingsError
 from hacpo.pipeline.bookkeeping import Books
@@ -44,7 +45,7 @@ def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
         HacpoError: the new run's settings cannot be used; nothing is left of it.
     """
     if folder.exists():
-        raise SettingsError("is there already", where=folder, remedy="name another folder")
+        raise _is_there(folder)
     books = Books(source.root)
     with books.open():
         shared = [agent for agent in _current_starts(source, books) if _same_start(source, agent)]
@@ -56,11 +57,12 @@ def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
         )
     for agent in shared:
         check_policy(source, 0, agent)
-    made = [folder]
+    made: list[Path] = []
     try:
-        with storage.atomic(folder) as scratch:
-            scratch.mkdir(parents=True)
-            (scratch / "params.yaml").write_text(_params(source.folder, folder), encoding="utf-8")
+        _make(folder)
+        made.append(folder)
+        with storage.atomic(folder / "params.yaml") as scratch:
+            scratch.write_text(_params(source.folder, folder), encoding="utf-8")
         target = Pipeline.open(folder)
         if target.root.resolve() != source.root.resolve():
             raise SettingsError("lies in another project", where=folder, expected=f"below {source.root / 'pipelines'}")
@@ -74,6 +76,27 @@ def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
             storage.remove(path)
         raise
     return shared
+
+
+def _make(folder: Path) -> None:
+    """Make the new run's folder. Of two copies at once to one folder, one finds it there.
+
+    Raises:
+        SettingsError: it is there already.
+        StorageError: the disk refuses.
+    """
+    try:
+        make_folders(folder.parent)
+        folder.mkdir()
+        flush(folder.parent)
+    except FileExistsError:
+        raise _is_there(folder) from None
+    except OSError as error:
+        raise storage.refused(folder, error) from None
+
+
+def _is_there(folder: Path) -> SettingsError:
+    return SettingsError("is there already", where=folder, remedy="name another folder")
 
 
 def _current_starts(source: Pipeline, books: Books) -> list[str]:

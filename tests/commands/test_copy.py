@@ -7,8 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import Cli, contents, environment
 from hacpo.artifacts.layout import Layout
+from hacpo.errors import SettingsError
+from hacpo.pipeline import copying
 
 RUN, NEW = "pipelines/small", "pipelines/new"
 
@@ -72,3 +76,22 @@ def test_refusals_leave_nothing(cli: Cli, finished_copy: Path) -> None:
     assert "no agent's start is made and up to date" in refused.error
     assert not Path(NEW).exists()
     assert not Path("artifacts/new").exists()
+
+
+def test_a_copy_that_comes_second_leaves_the_first_ones_alone(
+    cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen that there is no such folder before either makes it."""
+
+    def other_copy_first(*_: object) -> None:
+        monkeypatch.undo()
+        monkeypatch.chdir(finished_copy)
+        command = [sys.executable, "-m", "hacpo.cli", "copy", RUN, NEW]
+        subprocess.run(command, env=environment(), capture_output=True, check=True)
+
+    monkeypatch.setattr(copying, "check_policy", other_copy_first)
+    refused = cli("copy", RUN, NEW)
+    assert refused.code == SettingsError.exit_code
+    assert "pipelines/new: is there already" in refused.error
+    assert Path(NEW, "params.yaml").read_text() == Path(RUN, "params.yaml").read_text()
+    assert "warmup" not in cli("run", NEW, "--jobs", 1, "--until", 0).err
