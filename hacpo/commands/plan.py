@@ -48,14 +48,20 @@ def plan(
 
 
 def _stamp(folder: Path) -> None:
+    from contextlib import nullcontext
+
     from hacpo.artifacts.durability import flushing
+    from hacpo.pipeline.bookkeeping import Books
     from hacpo.pipeline.dvc_files import stamp
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.repairing import repair_if_needed
+    from hacpo.pipeline.rwlock import temporary_folder
     from hacpo.settings.recipes import overridden
 
     opened = Pipeline.open(folder)
-    with flushing(opened.settings.disk.fsync):
+    # A run changes under DVC's lock what these files say of the cache. Where there is no DVC project, nothing runs.
+    in_dvc = temporary_folder(opened.root) is not None
+    with flushing(opened.settings.disk.fsync), Books(opened.root).open() if in_dvc else nullcontext():
         changed = stamp(opened)
     if mended := repair_if_needed(opened):
         print(f"{opened.run}: {mended}")

@@ -121,6 +121,10 @@ class StageSpec:
         """The command that runs it."""
         return self.name.removeprefix("side_")
 
+    def makes(self, *artifacts: Artifact) -> bool:
+        """Whether it writes one of these."""
+        return any(use.artifact in artifacts for use in self.writes)
+
     def runs(self, settings: Settings, step: int) -> bool:
         """Whether it is one of a step's stages (0: the start's)."""
         due = {"start": step == 0, "step": step > 0, "evaluation": settings.evaluated(step)}.get(self.at, False)

@@ -213,15 +213,16 @@ def _checked(
         )
     if limit is not None and limit < 1:
         raise SettingsError("--limit must be at least 1", found=limit)
-    for override in overrides:
+    resolves = spec.makes(tables.SETTINGS)  # from params.yaml alone, every key of it
+    for override in () if resolves else overrides:
         _check_read(spec, agent, override.partition("=")[0].strip())
     pipeline = Pipeline.open(folder, overrides)
-    if overrides:
+    if overrides and not resolves:
         _check_changes(spec, agent, Pipeline.open(folder).settings, pipeline.settings)
     _check_part(pipeline, step, agent, steps_from=1 if spec.at == "step" else 0)
-    if out is None:
+    if out is None and not resolves:
         check_resolved(pipeline)
-    else:
+    if out is not None:
         _check_outside(out, pipeline)
     return Stage(
         spec=spec,

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from hacpo.artifacts.tables import SETTINGS
 from hacpo.pipeline.catalogue import StageSpec
 from hacpo.pipeline.options import (
     AgentOption,
@@ -47,7 +48,7 @@ def stage_command(spec: StageSpec, *, side: StageSpec | None = None) -> Callable
                 step=given.get("step", 0),
                 agent=given[spec.per] if spec.per != "run" else None,
                 out=given["out"],
-                limit=given["limit"],
+                limit=given.get("limit"),
                 overrides=given["overrides"] or (),
             ) as stage:
                 body(stage, **{option.name: given[option.name] for option in own})
@@ -68,12 +69,9 @@ def _options(spec: StageSpec, own: list[inspect.Parameter], *, has_side: bool) -
     options += [_option("learner", LearnerOption)] if spec.per == "learner" else []
     options += own
     options += [_option("side", SideOption, False)] if has_side else []
-    return [
-        *options,
-        _option("out", OutOption, None),
-        _option("limit", LimitOption, None),
-        _option("overrides", SetOption, None),
-    ]
+    options += [_option("out", OutOption, None)]
+    options += [] if spec.makes(SETTINGS) else [_option("limit", LimitOption, None)]
+    return [*options, _option("overrides", SetOption, None)]
 
 
 def _option(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -289,6 +290,27 @@ def test_a_cut_off_dvc_file_says_nothing_of_the_cache(cli: Cli, finished_copy: P
         file.write_text(whole[:cut])
         assert cli("plan", RUN).code == 0
         assert flagged(finished_copy) == [2]
+
+
+def test_plan_beside_a_run_brings_no_flag_back(cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hacpo.pipeline.dvc_files as dvc_files
+    from hacpo.errors import BusyError
+    from hacpo.pipeline.bookkeeping import Books
+    from hacpo.pipeline.project import Pipeline
+
+    rendered, taken = dvc_files.rendered, []
+
+    def meanwhile(pipeline: Pipeline) -> dict[Path, str]:
+        files = rendered(pipeline)
+        with contextlib.suppress(BusyError), Books(pipeline.root).open(0):  # as a run does, between two looks of plan
+            dvc_files.set_cached(pipeline, 2, cached=False)
+            taken.append(2)
+        return files
+
+    assert flagged(finished_copy) == [2]
+    monkeypatch.setattr(dvc_files, "rendered", meanwhile)
+    assert cli("plan", RUN).code == 0
+    assert flagged(finished_copy) == [step for step in [2] if step not in taken]
 
 
 def test_what_a_commit_names_stays_in_the_cache(cli: Cli, finished_copy: Path) -> None:

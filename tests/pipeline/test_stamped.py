@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, environment
+from hacpo.artifacts.layout import Layout
+from hacpo.errors import BusyError
+from hacpo.pipeline.locks import driver_lock
 
 FOLDER = Path("pipelines/small")
 PARAMS = FOLDER / "params.yaml"
@@ -167,5 +172,35 @@ def test_a_step_file_that_is_gone_or_edited_is_refused(project: Path, cli: Cli) 
 
 
 def test_the_stage_by_hand_needs_no_dvc_files(project: Path, cli: Cli) -> None:
-    assert cli("resolve", "pipelines/small").code == 0
+    resolved = cli("resolve", "pipelines/small")
+    assert resolved.code == 0
+    assert resolved.out.startswith("resolve: artifacts/small/settings.json")
     assert not (FOLDER / "dvc.yaml").exists()
+
+
+def test_the_stage_by_hand_waits_for_a_run_as_all_do(finished_copy: Path, cli: Cli) -> None:
+    settings = Path("artifacts/small/settings.json")
+    before = settings.stat().st_mtime_ns
+    change("steps: 2", "steps: 3")
+    with driver_lock(Layout(Path("artifacts/small"))):
+        refused = cli("resolve", "pipelines/small")
+        assert refused.code == BusyError.exit_code
+        assert "another run works on this pipeline" in refused.error
+        assert cli("resolve", "pipelines/small", "--out", "elsewhere", "--set", "seed=7").code == 0
+    assert settings.stat().st_mtime_ns == before
+    assert json.loads(Path("elsewhere/settings.json").read_text())["seed"] == 7
+    assert "need --out" in cli("resolve", "pipelines/small", "--set", "seed=7").error
+    assert cli("resolve", "pipelines/small").code == 0
+    assert json.loads(settings.read_text())["steps"] == 3
+
+
+def test_the_stage_flushes_as_the_settings_say(project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HACPO_FSYNC", raising=False)
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    assert cli("resolve", "pipelines/small").code == 0
+    assert flushed != []
+    flushed.clear()
+    PARAMS.write_text(f"{PARAMS.read_text()}disk: {{fsync: false}}\n")
+    assert cli("resolve", "pipelines/small").code == 0
+    assert flushed == []
