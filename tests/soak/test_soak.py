@@ -281,6 +281,8 @@ def test_what_a_run_makes_of_a_flip_is_compared(flipped: str, differences: list[
         ([("audit", 1), ("update", 0)], []),
         ([("audit", 1), ("status", 0)], ["refused"]),
         ([("copy", 2), ("copy", 0)], []),
+        ([("copy", 2), ("copy", 2)], ["refused"]),  # each has removed the other's
+        ([("copy", 0), ("copy", 0)], ["refused"]),
         ([("export", 4), ("audit", 0)], ["refused"]),
         ([("repro", None), ("plan", 0)], ["wedge"]),
     ],

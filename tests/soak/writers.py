@@ -96,6 +96,8 @@ def judged(ends: Sequence[tuple[str, int | None]]) -> Iterator[Problem]:
             yield Problem("wedge" if code is None else "refused", f"{name}: exit code {code} beside {other}")
     if all(code == _BUSY for _, code in ends):
         yield Problem("refused", "each was refused for the other")
+    if all(name == "copy" for name, _ in ends) and {code for _, code in ends} not in ({0, 2}, {3}):
+        yield Problem("refused", "of two copies to one folder, one is made, and the other finds it there")
 
 
 def run(bench: Bench) -> None:
