@@ -84,6 +84,22 @@ def adapter_config(*, base: str, rank: int, alpha: int, targets: list[str], tran
     }
 
 
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """Name -> shape of every tensor in a safetensors file. Its header is read and held against its length, nothing
+    more.
+
+    Raises:
+        ArtifactError: damaged: cut, lengthened, or no such file at all.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError("damaged weights: its header cannot be read", where=file, found=str(error)[:80]) from None
+
+
 def base_of(folder: Path) -> tuple[Path, str]:
     """Folder and policy hash of the base that a folder's adapter belongs to.
 

@@ -15,11 +15,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ruamel.yaml import YAML
+from safetensors.numpy import save_file
 
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.layout import Layout
+from hacpo.errors import ArtifactError
 from hacpo.evaluation.metrics import Estimate, over_problems, paired_change
 from hacpo.pipeline.command_line import new_app, run_app
 from hacpo.settings import params as settings_of
@@ -799,11 +802,39 @@ def test_an_agent_is_described_by_its_checkpoint(toy: Run) -> None:
     folder = toy.layout.checkpoint(0, "bo")
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 17}))
-    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 5]}, "b": {"shape": [7]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    weights = {"a": np.zeros((3, 5), np.float32), "b": np.zeros(7, np.float16)}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     ada, bo = facts.agent_facts(toy.layout, toy.settings)
     assert (bo.architecture, bo.parameters, bo.vocabulary) == ("LlamaForCausalLM", 3 * 5 + 7, 17)
     assert (ada.origin, ada.parameters) == ("model folder models/ada", None)
+
+
+def cut(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def lengthened(content: bytes) -> bytes:
+    return content + b"x"
+
+
+def garbage(content: bytes) -> bytes:
+    return b"no header at all" * 9
+
+
+def endless(content: bytes) -> bytes:
+    return struct.pack("<Q", 1 << 62) + content[8:]
+
+
+@pytest.mark.parametrize("damaged", [cut, lengthened, garbage, endless])
+def test_damaged_weights_are_one_line(damaged: Callable[[bytes], bytes], toy: Run) -> None:
+    folder = toy.layout.checkpoint(0, "bo")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    path = folder / "model.safetensors"
+    save_file({"a": np.zeros((3, 5), np.float32)}, path)
+    path.write_bytes(damaged(path.read_bytes()))
+    with pytest.raises(ArtifactError, match=r"model\.safetensors: damaged weights: its header cannot be read"):
+        facts.agent_facts(toy.layout, toy.settings)
 
 
 def test_checks_name_what_is_out_of_line(toy: Run) -> None:

@@ -9,8 +9,8 @@ from math import prod
 from pathlib import Path
 
 from hacpo.artifacts.model_folder import copy_file
-from hacpo.artifacts.text_files import load_json, parse_json
-from hacpo.artifacts.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, holds_adapter
+from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, holds_adapter, tensor_shapes
 from hacpo.errors import ArtifactError, SettingsError
 from hacpo.settings.engine import EngineSettings
 from hacpo.settings.model_source import read_started_from
@@ -69,19 +69,17 @@ def _read(checkpoint: Path, *, alone: bool, base: str | None) -> AdapterFacts:
     path = checkpoint / ADAPTER_WEIGHTS
     try:
         config = load_json(checkpoint / ADAPTER_CONFIG)
-        content = path.read_bytes()
-        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return AdapterFacts(
             rank=config["r"],
             alpha=config["lora_alpha"],
             targets=tuple(config["target_modules"]),
-            parameters=sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"),
+            parameters=sum(map(prod, tensor_shapes(path).values())),
             alone=alone,
             base=base or (started[0] if started else config["base_model_name_or_path"]),
             revision=started[1] if started and base is None else None,
-            digest=hashlib.sha256(content).hexdigest(),
+            digest=hashlib.sha256(path.read_bytes()).hexdigest(),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ArtifactError, OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ArtifactError("the adapter's files are damaged", where=checkpoint) from None
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,7 +14,8 @@ from pydantic import BaseModel
 from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
-from hacpo.artifacts.text_files import load_json, parse_json
+from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.weights import tensor_shapes
 from hacpo.errors import ArtifactError
 from hacpo.settings import params as settings_of
 from hacpo.settings.agents import INHERITED, AgentSettings
@@ -24,8 +23,6 @@ from hacpo.settings.model_source import read_started_from
 from hacpo.settings.recipes import RECIPES
 from hacpo.settings.root import Settings
 from hacpo.tokens.context_length import context_length
-
-_LONGEST_HEADER = 1 << 27
 
 _AGENTS_OWN = re.compile(rf"agents\.[^.]+\.(?P<key>(?:{'|'.join(INHERITED)})\..+)")
 """Key of a setting that agents inherit from the run; `key` is the run's."""
@@ -116,9 +113,9 @@ def _agent(layout: Layout, steps: int, name: str, agent: AgentSettings) -> Agent
         return AgentFacts(name, origin, agent.tiny.architecture if agent.tiny else None)
     try:
         config = load_json(folder / "config.json")
-        parameters = sum(_parameters(path) for path in sorted(folder.glob("*.safetensors")))
-    except (ValueError, OSError, struct.error, KeyError, TypeError) as error:
-        raise ArtifactError(f"a damaged config or weights file: {error}"[:160], where=folder) from None
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"a damaged config file: {error}"[:160], where=folder) from None
+    shapes = [shape for file in sorted(folder.glob("*.safetensors")) for shape in tensor_shapes(file).values()]
     started = read_started_from(folder)
     if started is not None:
         origin = f"{started[0]} on the hub, commit {started[1]}"
@@ -128,7 +125,7 @@ def _agent(layout: Layout, steps: int, name: str, agent: AgentSettings) -> Agent
         name,
         origin,
         architecture=names[0],
-        parameters=parameters or None,
+        parameters=sum(map(math.prod, shapes)) or None,
         layers=config.get("num_hidden_layers"),
         width=config.get("hidden_size"),
         vocabulary=config.get("vocab_size"),
@@ -145,16 +142,6 @@ def _origin(agent: AgentSettings) -> str:
     if weak:
         text += f", taught to guess instead of working in its weak families ({', '.join(weak)})"
     return f"{text}; tokens: {agent.tiny.vocabulary.replace('_', ' and ')}"
-
-
-def _parameters(weights: Path) -> int:
-    """Numbers in a safetensors file, from its header alone."""
-    with weights.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if length > _LONGEST_HEADER:
-            raise ValueError(f"{weights.name} has no safetensors header")
-        header = parse_json(stream.read(length))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 def problem_sets(layout: Layout, run: str, settings: Settings) -> list[ProblemSet]:
