@@ -3,7 +3,7 @@
     python benchmarks/estimate_against_run.py run [pipelines/quickstart]
     python benchmarks/estimate_against_run.py memory
 
-`run` compares responses, tokens, bytes of every table and of the checkpoints, and seconds, with a finished run's.
+`run` compares responses, tokens, and bytes of every table and of the checkpoints with a finished run's.
 `memory` trains two updates of models made from scratch, each in a process of its own on the CPU, and compares the peak
 of its resident memory above that before the model with the sum of the parts. Figures: docs/estimate.md.
 """
@@ -49,10 +49,6 @@ def compare_run(folder: Path) -> None:
         )
     line("evaluations, bytes", found.disk.evaluation * found.work.evaluations, _bytes(layout.root, "evaluations"))
     line("checkpoints, bytes", found.disk.written - found.disk.tables, _bytes(layout.root, "checkpoints"))
-    for stage, parts in (("generate", ("sampling", "rescoring")), ("update", ("update",))):
-        for agent, one in found.agents.items():
-            estimated = sum(getattr(one.seconds, part) for part in parts)
-            line(f"{stage} {agent}, ms a step", 1e3 * estimated, 1e3 * one.measured.seconds[stage])
 
 
 def _bytes(root: Path, table: str) -> int:

@@ -279,8 +279,8 @@ def figures(engine: str, steps: int, peak: float) -> Iterator[tuple[str, str, st
     """(agent, what, figure) of the last step, the one that is warm."""
     import polars as pl
 
+    from hacpo.tools.estimate.arithmetic import forward_flops
     from hacpo.tools.estimate.shapes import from_folder
-    from hacpo.tools.estimate.timing import forward_flops
 
     artifacts = PROJECT / "artifacts" / engine
     for name in AGENTS:

@@ -16,10 +16,11 @@ def estimate(
     ],
     hardware: Annotated[
         str | None,
-        typer.Option("--hardware", help="Entry of the throughput table (default: cpu, or h100 for a GPU)."),
+        typer.Option("--hardware", help="cpu, a100, h100, h200, or an entry of the throughput table."),
     ] = None,
     throughput: Annotated[
-        Path | None, typer.Option("--throughput", help="YAML file laid over the shipped throughput table.")
+        Path | None,
+        typer.Option("--throughput", help="Measured speeds, for times: a YAML table, or a run with finished steps."),
     ] = None,
     mean_response: Annotated[
         float | None,
@@ -27,22 +28,31 @@ def estimate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
 ) -> None:
-    """Print rollouts, tokens, memory, disk and time that runs will need. Nothing is loaded or written."""
+    """Print rollouts, tokens, arithmetic, memory and disk that runs will need, and time where speeds are measured."""
     from hacpo.pipeline.project import Pipeline
     from hacpo.tools.estimate import estimate_view as view
     from hacpo.tools.estimate.throughput import choose, load
-    from hacpo.tools.estimate.totals import default_hardware
+    from hacpo.tools.estimate.totals import default_hardware, speeds_of
     from hacpo.tools.estimate.totals import estimate as estimate_run
     from hacpo.tools.inspect.plain import open_console, print_json
 
     opened = [Pipeline.open(folder) for named in pipelines for folder in _runs(named)]
-    table = load(throughput)
+    table = load(None if throughput is not None and throughput.is_dir() else throughput)
+    speeds = {}
+    if throughput is not None and throughput.is_dir():
+        measured = Pipeline.open(throughput)
+        name = default_hardware(measured.settings)
+        speeds = {
+            "source": f"measured by {measured.run}",
+            "models": speeds_of(estimate_run(measured, name, table[name])),
+        }
     estimates = []
     for pipeline in opened:
         name = hardware or default_hardware(pipeline.settings)
-        estimates.append(estimate_run(pipeline, name, choose(table, name), mean_response=mean_response))
+        device = choose(table, name).model_copy(update=speeds)
+        estimates.append(estimate_run(pipeline, name, device, mean_response=mean_response))
     if as_json:
-        print_json({"pipelines": [view.as_json(run_estimate) for run_estimate in estimates]})
+        print_json({"pipelines": [view.as_json(each) for each in estimates]})
     elif len(estimates) == 1:
         view.print_run(open_console(), estimates[0])
     else:

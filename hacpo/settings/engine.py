@@ -9,6 +9,8 @@ from pydantic import model_validator
 
 from hacpo.settings.base import Section, knob
 
+Dtype = Literal["float32", "bfloat16"]
+
 
 class VllmSettings(Section):
     """How vLLM runs."""
@@ -41,9 +43,7 @@ class EngineSettings(Section):
         "beside params.yaml (docs/engines.md); `auto`: vllm on a GPU where it is installed, else transformers.",
     )
     device: Literal["auto", "cpu", "cuda"] = knob("auto", doc="`auto`: cuda where there is one.")
-    dtype: Literal["float32", "bfloat16"] = knob(
-        "float32", doc="Of weights and activations; log-probabilities are float32."
-    )
+    dtype: Dtype = knob("float32", doc="Of weights and activations; log-probabilities are float32.")
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = knob(
         "auto",
         doc="Attention of the training stack. `auto`: what transformers chooses, PyTorch's SDPA where the model has "

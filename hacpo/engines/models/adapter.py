@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,8 +161,8 @@ def resolve_targets(model: Any, settings: AdapterSettings, where: str) -> list[s
         targets = sorted(settings.targets)
     else:
         targets = [name for name in names if not any(_matches(path, name) for path in other)]
-    for path, module in linear.items():
-        if any(_matches(path, target) for target in targets) and settings.rank >= min(module.weight.shape):
+    for path, module in _targeted(model, targets):
+        if settings.rank >= min(module.weight.shape):
             raise SettingsError(
                 "an adapter as large as its layer saves nothing",
                 where=f"{where}.rank",
@@ -170,6 +170,16 @@ def resolve_targets(model: Any, settings: AdapterSettings, where: str) -> list[s
                 found=settings.rank,
             )
     return targets
+
+
+def adapter_parameters(model: Any, settings: AdapterSettings, where: str) -> int:
+    """Parameters of a model's adapter: rank x (inputs + outputs) of each layer that gets one.
+
+    Raises:
+        SettingsError: as `resolve_targets`.
+    """
+    layers = _targeted(model, resolve_targets(model, settings, where))
+    return sum(settings.rank * sum(layer.weight.shape) for _, layer in layers)
 
 
 def load_adapter(model: Any, folder: Path) -> None:
@@ -242,11 +252,7 @@ def _require_peft(where: object) -> None:
 
 def _config(settings: AdapterSettings, targets: list[str], model: Any, base: str) -> dict[str, Any]:
     """See `weights.adapter_config`."""
-    transposed = any(
-        type(module).__name__ == "Conv1D"
-        for path, module in model.named_modules()
-        if any(_matches(path, target) for target in targets)
-    )
+    transposed = any(type(module).__name__ == "Conv1D" for _, module in _targeted(model, targets))
     return adapter_config(base=base, rank=settings.rank, alpha=settings.alpha, targets=targets, transposed=transposed)
 
 
@@ -283,6 +289,13 @@ def _is_adapters(name: str) -> bool:
 
 def _file_name(name: str) -> str:
     return _PREFIX + name.replace(f".{_NAME}.", ".")
+
+
+def _targeted(model: Any, targets: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """(path, layer) of every layer that gets an adapter."""
+    for path, module in model.named_modules():
+        if any(_matches(path, target) for target in targets):
+            yield path, module
 
 
 def _matches(path: str, target: str) -> bool:

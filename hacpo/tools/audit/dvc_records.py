@@ -1,7 +1,8 @@
 """DVC's records against the files: what every dvc.lock says of a run, hashed anew.
 
 `dvc status` trusts its own notes of modification times and sizes; an audit must not, so every dependency and output is
-read again. Torch and DVC itself are not needed.
+read again, once. Not by DVC: its `Repo` writes into .dvc/tmp as soon as it is made and takes seconds to start, its hash
+waits for ever for whoever should write into a pipe, and a copy of a run need not be a DVC project.
 """
 
 from __future__ import annotations
@@ -213,36 +214,23 @@ def _entry(lock: Path, name: str, entry: Mapping[str, Any]) -> tuple[list[_Recor
 def _declared(text: str) -> dict[str, _Declared]:
     """Stage -> what a stamped dvc.yaml declares of it; its only templates are `${step}`, `${prev}`, `${item.agent}`."""
     content = parse_yaml(text)
-    variables = {f"${{{key}}}": str(value) for item in content.get("vars", ()) for key, value in item.items()}
+    variables = {key: str(value) for item in content.get("vars", ()) for key, value in item.items()}
     stages = {}
     for name, entry in content["stages"].items():
         for agent in entry.get("matrix", {}).get("agent", [""]):
-            filled = _fill(entry, {**variables, "${item.agent}": agent})
+            tree = json.dumps(entry)
+            for key, value in {**variables, "item.agent": agent}.items():
+                tree = tree.replace(f"${{{key}}}", value)  # numbers and agents' names: JSON spells them as they are
+            filled = json.loads(tree)
+            params = {path: keys for item in filled.get("params", ()) for path, keys in item.items()}
             stages[f"{name}@{agent}" if agent else name] = _Declared(
                 cmd=filled["cmd"],
                 deps=frozenset(filled.get("deps", ())),
-                outs=frozenset(_names(filled.get("outs", ()))),
-                params=frozenset(key for item in filled.get("params", ()) for keys in item.values() for key in keys),
-                settings=frozenset(path for item in filled.get("params", ()) for path in item),
+                outs=frozenset(out if isinstance(out, str) else next(iter(out)) for out in filled.get("outs", ())),
+                params=frozenset(key for keys in params.values() for key in keys),
+                settings=frozenset(params),
             )
     return stages
-
-
-def _fill(value: Any, variables: Mapping[str, str]) -> Any:
-    """A YAML tree with the templates in its texts replaced."""
-    if isinstance(value, dict):
-        return {_fill(key, variables): _fill(inner, variables) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_fill(inner, variables) for inner in value]
-    if isinstance(value, str):
-        for template, text in variables.items():
-            value = value.replace(template, text)
-    return value
-
-
-def _names(outs: Iterable[Any]) -> Iterator[str]:
-    for out in outs:
-        yield from [out] if isinstance(out, str) else out
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from hacpo.settings.root import Settings
 from hacpo.tools.check.agent_models import missing_parts
 from hacpo.tools.check.remarks import Remark, error
 from hacpo.tools.estimate.known_models import agent_shape, hub_cache
-from hacpo.tools.estimate.shapes import ModelShape
 
 Look = Callable[[Pipeline, str], None]
 """(pipeline, agent) -> raises HacpoError for the first thing that its start refuses."""
@@ -33,7 +32,7 @@ def check_starts(pipeline: Pipeline, refusals: dict[tuple[str, str], list[str]])
         known = agent.model_dump_json(include=keys), _splits(settings), pipeline.root.resolve()
         key = name, repr(known)
         if key not in refusals:
-            refusals[key] = [said for look in _LOOKS if (said := _refusal(look, pipeline, name)) is not None]
+            refusals[key] = [line for look in _LOOKS if (line := _refusal(look, pipeline, name)) is not None]
         yield from map(error, refusals[key])
 
 
@@ -134,31 +133,10 @@ def _here(agent: AgentSettings, root: Path) -> Path | None:
 
 def _skeleton(pipeline: Pipeline, name: str) -> Any:
     """An agent's model without weights; None where nothing is known of it, or its config is refused elsewhere."""
-    from hacpo.engines.models.adapter import skeleton
-
-    agent = pipeline.settings.agents[name]
-    if agent.tiny is not None:
-        return skeleton(agent.tiny)
-    folder = _here(agent, pipeline.root)
     try:
-        return skeleton(folder if folder is not None else _config(agent_shape(name, agent, pipeline.root)))
+        return agent_shape(name, pipeline.settings.agents[name], pipeline.root).skeleton
     except ModelError:
         return None
-
-
-def _config(shape: ModelShape) -> dict[str, Any]:
-    """What the config of a model of the hub says whose dimensions are known (`KNOWN_MODELS`)."""
-    return {
-        "model_type": shape.architecture,
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.intermediate,
-        "vocab_size": shape.vocabulary,
-        "tie_word_embeddings": shape.tied,
-    }
 
 
 _LOOKS: tuple[Look, ...] = (_warm_start, _layers, _template)

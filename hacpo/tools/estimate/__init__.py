@@ -1,1 +1,1 @@
-"""What a run will need, from its settings alone: rollouts, tokens, memory, disk and time (docs/estimate.md)."""
+"""What a run will need, from its settings alone: rollouts, tokens, arithmetic, memory and disk (docs/estimate.md)."""

@@ -205,7 +205,7 @@ def disk(
     step["metrics"] = METRICS * (stages * len(work) + 1)
     dtype_bytes = 4 if settings.engine.dtype == "float32" else 2
     checkpoints = [checkpoint_of(shapes[name], trained[name], dtype_bytes) for name in work]
-    start, each = sum(one.start for one in checkpoints), sum(one.each for one in checkpoints)
+    start, each = (sum(getattr(checkpoint, part) for checkpoint in checkpoints) for part in ("start", "each"))
     tables_size = settings.steps * sum(step.values()) + evaluations * evaluation
     kept = kept_after(settings.retention, settings.steps)
     return Disk(

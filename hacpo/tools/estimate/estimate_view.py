@@ -15,10 +15,12 @@ from hacpo.tools.estimate.totals import RunEstimate
 
 _SECTIONS = ("sampling", "rescoring", "training")
 
+_NO_TIME = "time: not known before it is measured; run one step, or name a finished run: --throughput PIPELINE"
+
 
 def amount(value: float) -> str:
     """`1,234`, `12.3 M`, `4.0 G`: counts of anything."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+    for size, unit in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if value >= size:
             return f"{value / size:.{1 if value / size < 100 else 0}f} {unit}"
     return f"{value:,.0f}"
@@ -48,34 +50,38 @@ def _table(*columns: str, left: int = 1) -> Table:
     return table
 
 
-def print_run(console: Console, found: RunEstimate) -> None:
+def print_run(console: Console, run: RunEstimate) -> None:
     """One run, section by section."""
-    settings, work = found.settings, found.work
-    console.print(found.run, style="bold")
+    settings, work = run.settings, run.work
+    console.print(run.run, style="bold")
     console.print(
         f"  {settings.algorithm.recipe}: {settings.steps} steps x {settings.batch.prompts} prompts x "
-        f"{settings.responses_per_prompt} responses from each of {len(found.agents)} agents"
+        f"{settings.responses_per_prompt} responses from each of {len(run.agents)} agents"
     )
-    for note in found.notes:
+    for note in run.notes:
         console.print(f"  {note}")
-    for section in (_agents(found), _work(found), _memory(found), _disk(found), _time(found)):
+    sections = [_agents(run), _work(run), _memory(run), _disk(run)]
+    if run.run_seconds is not None:
+        sections.append(_time(run))
+    for section in sections:
         console.print()
         console.print(section)
-    console.print(f"{found.hardware}: {found.device.source}")
+    if run.run_seconds is not None:
+        console.print(f"{run.hardware}: {run.device.source}")
     console.print()
-    console.print(
-        f"{amount(work.rollouts())} rollouts, {size(found.disk.kept)} on disk at the end, "
-        f"{duration(found.run_seconds)} on {found.hardware}"
-    )
-    if found.device.memory_gib is not None:
-        console.print(_fits(found, found.device.memory_gib))
-    if found.measured_seconds is not None:
-        console.print(f"at the pace of the finished steps: {duration(found.measured_seconds)}")
+    time = "" if run.run_seconds is None else f", {duration(run.run_seconds)} on {run.hardware}"
+    console.print(f"{amount(work.rollouts())} rollouts, {size(run.disk.kept)} on disk at the end{time}")
+    if run.device.memory_gib is not None:
+        console.print(_fits(run, run.device.memory_gib))
+    if run.measured_seconds is not None:
+        console.print(f"at the pace of the finished steps: {duration(run.measured_seconds)}")
+    if run.run_seconds is None and run.measured_seconds is None:
+        console.print(_NO_TIME)
 
 
-def _agents(found: RunEstimate) -> Table:
+def _agents(run: RunEstimate) -> Table:
     table = _table("agent", "model", "parameters", "trained", "context", "prompt", "response", "at most", left=2)
-    for name, agent in found.agents.items():
+    for name, agent in run.agents.items():
         lengths = agent.training
         table.add_row(
             name,
@@ -90,8 +96,8 @@ def _agents(found: RunEstimate) -> Table:
     return table
 
 
-def _work(found: RunEstimate) -> Table:
-    work = found.work
+def _work(run: RunEstimate) -> Table:
+    work = run.work
     table = _table("sampled and learned", "a step", "an evaluation", "the run")
     agents = list(work.agents.values())
     evaluations = [agent.evaluation for agent in agents]
@@ -122,39 +128,44 @@ def _work(found: RunEstimate) -> Table:
         "",
         amount(work.steps * sum(a.updates for a in agents)),
     )
+    flops = [agent.flops for agent in run.agents.values()]
+    table.add_row(
+        "floating-point operations",
+        amount(sum(each.step for each in flops)),
+        amount(sum(each.evaluation for each in flops)),
+        amount(run.flops),
+    )
     return table
 
 
-def _memory(found: RunEstimate) -> Table:
-    where = "process" if found.device.memory_gib is None else "GPU"
-    table = _table(f"memory of one {where}", *found.agents)
+def _memory(run: RunEstimate) -> Table:
+    where = "process" if run.device.memory_gib is None else "GPU"
+    table = _table(f"memory of one {where}", *run.agents)
     for phase in _SECTIONS:
-        each = [agent.memory[phase] for agent in found.agents.values()]
-        with_engine = {"sampling": f"sampling ({found.engine})", "training": _training(found)}.get(phase, phase)
+        each = [agent.memory[phase] for agent in run.agents.values()]
+        with_engine = {"sampling": f"sampling ({run.engine})", "training": _training(run)}.get(phase, phase)
         table.add_row(with_engine, *(size(total(parts)) for parts in each), style="bold")
         bytes_of = [{part.name: part.bytes for part in parts} for parts in each]
         for name in dict.fromkeys(name for parts in bytes_of for name in parts):
             table.add_row(f"  {name}", *(size(parts[name]) if name in parts else "-" for parts in bytes_of))
-    if any(agent.host for agent in found.agents.values()):
-        table.add_row(
-            "the machine's own, loading", *(size(agent.host) for agent in found.agents.values()), style="bold"
-        )
+    if any(agent.host for agent in run.agents.values()):
+        table.add_row("the machine's own, loading", *(size(agent.host) for agent in run.agents.values()), style="bold")
     return table
 
 
-def _training(found: RunEstimate) -> str:
-    launcher = found.settings.launcher
-    batch = max((agent.micro_batch for agent in found.agents.values()), key=lambda one: one.tokens)
+def _training(run: RunEstimate) -> str:
+    launcher = run.settings.launcher
+    batch = max((agent.micro_batch for agent in run.agents.values()), key=lambda each: each.tokens)
     return f"training (of {launcher.world_size}; {batch.sequences} x {batch.longest:,} tokens a pass)"
 
 
-def _disk(found: RunEstimate) -> Table:
-    disk = found.disk
+def _disk(run: RunEstimate) -> Table:
+    disk = run.disk
     table = _table("disk", "a step", "the run")
-    steps = found.settings.steps
+    steps = run.settings.steps
     for name, bytes_of_step in disk.step.items():
         table.add_row(name, size(bytes_of_step), size(bytes_of_step * steps))
-    table.add_row("evaluations", "", size(disk.evaluation * found.work.evaluations))
+    table.add_row("evaluations", "", size(disk.evaluation * run.work.evaluations))
     table.add_row("checkpoints, all of them", size(disk.checkpoint), size(disk.written - disk.tables))
     table.add_row("in all, without retention", "", size(disk.written), style="bold")
     table.add_row("after retention", "", size(disk.kept), style="bold")
@@ -163,58 +174,57 @@ def _disk(found: RunEstimate) -> Table:
     return table
 
 
-def _time(found: RunEstimate) -> Table:
-    table = _table("time of a step", *found.agents)
-    each = [agent.seconds for agent in found.agents.values()]
-    for name in ("sampling", "rescoring", "update", "checkpoint", "other"):
+def _time(run: RunEstimate) -> Table:
+    table = _table("time of a step", *run.agents)
+    each = [agent.seconds for agent in run.agents.values() if agent.seconds is not None]
+    for name in ("sampling", "update", "other"):
         table.add_row(name, *(duration(getattr(seconds, name)) for seconds in each))
     table.add_row("an evaluation", *(duration(seconds.evaluation) for seconds in each))
     return table
 
 
-def _fits(found: RunEstimate, memory_gib: float) -> str:
-    peak = found.peak()
+def _fits(run: RunEstimate, memory_gib: float) -> str:
+    peak = run.peak()
     phase = max(peak, key=lambda name: peak[name])
     verdict = "fits into" if peak[phase] <= memory_gib * 2**30 else "DOES NOT FIT into"
     return f"{phase} takes most memory of a GPU: {size(peak[phase])}, which {verdict} {memory_gib:g} GiB"
 
 
-def print_comparison(console: Console, found: Sequence[RunEstimate]) -> None:
+def print_comparison(console: Console, runs: Sequence[RunEstimate]) -> None:
     """Several runs, one a line, with each one's rollouts as a multiple of the least."""
-    common = os.path.commonpath([os.path.dirname(one.run) for one in found])
+    common = os.path.commonpath([os.path.dirname(run.run) for run in runs])
     table = _table(f"{common}/" if common else "run", "rollouts", "x", "sampled", "learned", "memory", "disk", "time")
-    least = min(one.work.rollouts() for one in found)
-    for one in found:
+    least = min(run.work.rollouts() for run in runs)
+    for run in runs:
         table.add_row(
-            os.path.relpath(one.run, common or "."),
-            amount(one.work.rollouts()),
-            f"{one.work.rollouts() / least:,.3g}",
-            amount(one.work.sampled_tokens()),
-            amount(one.work.learned_tokens()),
-            size(max(one.peak().values())),
-            size(one.disk.kept),
-            duration(one.run_seconds),
+            os.path.relpath(run.run, common or "."),
+            amount(run.work.rollouts()),
+            f"{run.work.rollouts() / least:,.3g}",
+            amount(run.work.sampled_tokens()),
+            amount(run.work.learned_tokens()),
+            size(max(run.peak().values())),
+            size(run.disk.kept),
+            "-" if (seconds := run.run_seconds or run.measured_seconds) is None else duration(seconds),
         )
     console.print(table)
     console.print("sampled: response tokens, evaluations included; learned: tokens of all updates, prompts included;")
     console.print("memory: of the largest process; disk: at the end, after retention")
-    for note in dict.fromkeys(note for one in found for note in one.notes):
-        of = [os.path.relpath(one.run, common or ".") for one in found if note in one.notes]
-        console.print(f"  {note}" if len(of) == len(found) else f"  {note}: {', '.join(of)}")
-    for name in dict.fromkeys(one.hardware for one in found):
-        source = next(one.device.source for one in found if one.hardware == name)
-        console.print(f"  {name}: {source}")
+    for note in dict.fromkeys(note for run in runs for note in run.notes):
+        of = [os.path.relpath(run.run, common or ".") for run in runs if note in run.notes]
+        console.print(f"  {note}" if len(of) == len(runs) else f"  {note}: {', '.join(of)}")
+    if all(run.run_seconds is None and run.measured_seconds is None for run in runs):
+        console.print(_NO_TIME)
 
 
-def as_json(found: RunEstimate) -> dict[str, Any]:
+def as_json(run: RunEstimate) -> dict[str, Any]:
     """Everything as plain values: bytes, tokens and seconds."""
-    work, disk = found.work, found.disk
+    work, disk = run.work, run.disk
     return {
-        "run": found.run,
-        "recipe": found.settings.algorithm.recipe,
-        "engine": found.engine,
-        "hardware": {"name": found.hardware, "source": found.device.source, "memory_gib": found.device.memory_gib},
-        "notes": found.notes,
+        "run": run.run,
+        "recipe": run.settings.algorithm.recipe,
+        "engine": run.engine,
+        "hardware": {"name": run.hardware, "source": run.device.source, "memory_gib": run.device.memory_gib},
+        "notes": run.notes,
         "totals": {
             "rollouts": work.rollouts(),
             "side_rollouts": work.side(),
@@ -224,15 +234,16 @@ def as_json(found: RunEstimate) -> dict[str, Any]:
             "learned_responses": work.learned(),
             "learned_tokens": work.learned_tokens(),
             "evaluations": work.evaluations,
-            "step_seconds": found.step_seconds,
-            "run_seconds": found.run_seconds,
-            "measured_seconds": found.measured_seconds,
+            "flops": run.flops,
+            "step_seconds": run.step_seconds,
+            "run_seconds": run.run_seconds,
+            "measured_seconds": run.measured_seconds,
         },
         "disk_bytes": asdict(disk),
         "agents": {
             name: {
                 "model": agent.model,
-                "shape": asdict(agent.shape),
+                "shape": agent.shape.dimensions,
                 "parameters": agent.parameters,
                 "trained": agent.trained,
                 "lengths": asdict(agent.training),
@@ -243,8 +254,9 @@ def as_json(found: RunEstimate) -> dict[str, Any]:
                 },
                 "micro_batch": asdict(agent.micro_batch),
                 "host_bytes": agent.host,
-                "seconds": asdict(agent.seconds),
+                "flops": asdict(agent.flops),
+                "seconds": None if agent.seconds is None else asdict(agent.seconds),
             }
-            for name, agent in found.agents.items()
+            for name, agent in run.agents.items()
         },
     }

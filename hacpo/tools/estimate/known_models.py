@@ -74,5 +74,5 @@ def hub_cache(repository: str, revision: str | None) -> Path | None:
     """The folder of a repository's config in the hub's cache on this machine; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repository, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    config = try_to_load_from_cache(repository, "config.json", revision=revision)
+    return Path(config).parent if isinstance(config, str) else None

@@ -164,8 +164,8 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
 def _metrics(layout: Layout, stage: str, agent: str, steps: int) -> Iterator[dict[str, Any]]:
     for step in range(steps + 1):
         try:
-            found = load_json(layout.metrics(stage, step, agent))
+            values = load_json(layout.metrics(stage, step, agent))
         except (OSError, ValueError):
             continue  # not done yet; a damaged file is the audit's business
-        if isinstance(found, dict) and "seconds" in found:
-            yield found
+        if isinstance(values, dict) and "seconds" in values:
+            yield values

@@ -11,17 +11,21 @@ longest prompt plus response of a forward pass, N its tokens, padding included.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from hacpo.settings.engine import Dtype
 from hacpo.tools.estimate.shapes import ModelShape
-
-Dtype = Literal["float32", "bfloat16"]
 
 BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 """Bytes of a number."""
 
+GIB = 2**30
+
 CHUNK_LOGITS = 1 << 26
 """Logits held at once (`hacpo.engines.training.head`, which needs torch to be asked)."""
+
+
+KNOWN_ARCHITECTURES = ("qwen3", "llama", "qwen2", "mistral", "gpt_neox")
+"""Those whose layers keep for the backward pass what `activations_per_token` counts; others are taken for Llama's."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from hacpo.settings.root import Settings
 from hacpo.tools.estimate.lengths import Lengths
 from hacpo.tools.estimate.memory import (
     BYTES,
+    GIB,
     Batch,
     Part,
     padded,
@@ -16,7 +17,6 @@ from hacpo.tools.estimate.memory import (
 )
 from hacpo.tools.estimate.shapes import ModelShape
 from hacpo.tools.estimate.throughput import Hardware
-from hacpo.tools.estimate.timing import GIB
 
 
 def is_sharded(settings: Settings) -> bool:
@@ -51,7 +51,7 @@ def phases(
     """
     optimizer, launcher, dtype = settings.optimizer, settings.launcher, settings.engine.dtype
     share = settings.algorithm.rollouts.share
-    responses = max(one.most_response for one in (training.values() if share else [own]))
+    responses = max(lengths.most_response for lengths in (training.values() if share else [own]))
     limit = settings.pool.max_tokens or shape.context
     longest = max(own.most, min(own.most_prompt + responses, limit or own.most_prompt + responses))
     sources = len(training) if share else 1

@@ -1,8 +1,9 @@
-"""What hardware does in a second: the shipped table, and tables of the user's own laid over it."""
+"""Seconds, where somebody has measured them: tokens a second from a table of the user's own, or of a finished run."""
 
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,92 +11,107 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hacpo.artifacts.text_files import YamlError, load_yaml
 from hacpo.errors import SettingsError
+from hacpo.tools.estimate.lengths import Measured
+from hacpo.tools.estimate.workload import AgentWork, together
 
-SHIPPED = Path(__file__).with_name("throughput.yaml")
+DEVICES: dict[str, dict[str, Any]] = {
+    "cpu": {"agents_at_once": 2},
+    "a100": {"memory_gib": 79},
+    "h100": {"memory_gib": 79},
+    "h200": {"memory_gib": 139},
+}
+"""What is known of hardware without measuring: the memory of one GPU, and how many agents `hacpo run` starts there."""
 
 
 class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Peak(_Entry):
-    """Dense matrix products at best, in TFLOP/s of one device."""
+class Speeds(_Entry):
+    """One agent's stages as they were measured, with the processes and engine of that time.
 
-    float32: float = Field(gt=0)
-    bfloat16: float = Field(gt=0)
-
-
-class Efficiency(_Entry):
-    """Share of what the device could do: of its bandwidth or arithmetic in sampling, of its arithmetic elsewhere.
-
-    `scoring` and `training` are those of wide models: a width H gets H / (H + half_width) of them.
+    Attributes:
+        sampling: response tokens a second of `generate`, rescoring and checkpoint reading included.
+        training: tokens a second of `update`, prompts and checkpoint writing included.
+        evaluation: response tokens a second of `evaluate`; None: as in sampling.
+        other: seconds a step of everything else.
     """
 
-    sampling: float = Field(gt=0, le=1)
-    scoring: float = Field(gt=0, le=1)
-    training: float = Field(gt=0, le=1)
-    half_width: float = Field(default=0, ge=0)
-
-
-class DecodeStep(_Entry):
-    """Seconds that one token for every response of a batch takes at least, however small the model."""
-
-    transformers: float = Field(ge=0)
-    vllm: float = Field(ge=0)
-
-
-class Measured(_Entry):
-    """Tokens per second of one device with one model, instead of what peak and efficiency give."""
-
-    sampling: float | None = Field(default=None, gt=0)
-    scoring: float | None = Field(default=None, gt=0)
-    training: float | None = Field(default=None, gt=0)
-
-
-NOT_MEASURED = Measured()
+    sampling: float = Field(gt=0)
+    training: float = Field(gt=0)
+    evaluation: float | None = Field(default=None, gt=0)
+    other: float = Field(default=0, ge=0)
 
 
 class Hardware(_Entry):
     """One kind of device.
 
     Attributes:
-        source: where the numbers come from: `measured ...` or `assumed ...`.
+        source: where the speeds come from.
         memory_gib: of one device; None where it is the machine's own.
-        bandwidth_gb: GB/s of its memory.
-        most_sequences: responses that vLLM samples at a time.
-        disk_gb: GB/s at which checkpoints are written and read.
-        hash_gb: GB/s at which DVC hashes them.
-        stage_seconds: what a stage costs before and after its work.
-        verdicts: responses that one verification process judges in a second.
         agents_at_once: agents that work side by side.
-        models: `agents.<name>.model` -> measured tokens per second.
+        models: `agents.<name>.model` (the agent's name, if it is made from scratch) -> its speeds.
     """
 
-    source: str
+    source: str = "no speeds measured"
     memory_gib: float | None = Field(default=None, gt=0)
-    peak_tflops: Peak
-    bandwidth_gb: float = Field(gt=0)
-    efficiency: Efficiency
-    decode_step_seconds: DecodeStep
-    most_sequences: int = Field(default=256, ge=1)
-    disk_gb: float = Field(gt=0)
-    hash_gb: float = Field(gt=0)
-    stage_seconds: float = Field(ge=0)
-    verdicts: float = Field(gt=0)
     agents_at_once: int = Field(default=1, ge=1)
-    models: dict[str, Measured] = Field(default_factory=dict)
+    models: dict[str, Speeds] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """One agent's step by part, and one of its evaluations."""
+
+    sampling: float
+    update: float
+    other: float
+    evaluation: float
+
+    @property
+    def step(self) -> float:
+        """A step without its evaluation."""
+        return self.sampling + self.update + self.other
+
+
+def agent_seconds(speeds: Speeds, work: AgentWork) -> Seconds:
+    """Seconds of an agent's work at measured speeds."""
+    return Seconds(
+        sampling=together([work.step, work.side]).tokens / speeds.sampling,
+        update=work.learned_tokens / speeds.training,
+        other=speeds.other,
+        evaluation=work.evaluation.tokens / (speeds.evaluation or speeds.sampling),
+    )
+
+
+def measured_speeds(work: AgentWork, measured: Measured) -> Speeds | None:
+    """Speeds of an agent of which steps are finished; None before that.
+
+    Args:
+        work: its own, with the lengths of these steps.
+    """
+    seconds = {"side_generate": 0.0, "side_verify": 0.0, "verify": 0.0, "pool": 0.0, **measured.seconds}
+    sampled = together([work.step, work.side]).tokens
+    if not (sampled and seconds.get("generate") and seconds.get("update")):
+        return None
+    evaluated = work.evaluation.tokens and seconds.get("evaluate")
+    return Speeds(
+        sampling=sampled / (seconds["generate"] + seconds["side_generate"]),
+        training=work.learned_tokens / seconds["update"],
+        evaluation=work.evaluation.tokens / seconds["evaluate"] if evaluated else None,
+        other=seconds["verify"] + seconds["side_verify"] + seconds["pool"],
+    )
 
 
 def load(path: Path | None = None) -> dict[str, Hardware]:
-    """Name -> hardware: the shipped table, with that of a file laid over it, key by key.
+    """Name -> hardware: `DEVICES`, with the table of a file laid over it, key by key.
 
     Raises:
         SettingsError: the file is not there or not usable.
     """
-    table = dict(_read(SHIPPED))
-    for name, entry in _read(path).items() if path is not None else ():
-        table[name] = _merged(table.get(name, {}), entry)
-    return {name: _checked(name, entry, path or SHIPPED) for name, entry in table.items()}
+    mine = {} if path is None else _read(path)
+    names = [*DEVICES, *(name for name in mine if name not in DEVICES)]
+    return {name: _checked(name, {**DEVICES.get(name, {}), **mine.get(name, {})}, path) for name in names}
 
 
 def choose(table: dict[str, Hardware], name: str) -> Hardware:
@@ -128,17 +144,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {str(name): entry for name, entry in content.items()}
 
 
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **base,
-        **{
-            key: _merged(base[key], value) if isinstance(base.get(key), dict) and isinstance(value, dict) else value
-            for key, value in changes.items()
-        },
-    }
-
-
-def _checked(name: str, entry: dict[str, Any], path: Path) -> Hardware:
+def _checked(name: str, entry: dict[str, Any], path: Path | None) -> Hardware:
     try:
         return Hardware.model_validate(entry)
     except ValidationError as error:

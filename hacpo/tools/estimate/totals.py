@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings.root import Settings
 from hacpo.tools.estimate import disk as disks
-from hacpo.tools.estimate import timing
+from hacpo.tools.estimate.arithmetic import Flops, agent_flops
 from hacpo.tools.estimate.disk import Disk
 from hacpo.tools.estimate.known_models import agent_shape
 from hacpo.tools.estimate.lengths import ASSUMED_SHARE, Lengths, Measured, Problems, look_at, measure, prompt_tokens
-from hacpo.tools.estimate.memory import BYTES, Batch, Part, total
+from hacpo.tools.estimate.memory import KNOWN_ARCHITECTURES, Batch, Part, total
 from hacpo.tools.estimate.phases import is_sharded, phases, sampling_engine
-from hacpo.tools.estimate.shapes import KNOWN_ARCHITECTURES, ModelShape
-from hacpo.tools.estimate.throughput import Hardware
-from hacpo.tools.estimate.timing import Seconds
+from hacpo.tools.estimate.shapes import ModelShape
+from hacpo.tools.estimate.throughput import Hardware, Seconds, Speeds, agent_seconds, measured_speeds
 from hacpo.tools.estimate.workload import Work, workload
-
-_STAGES = ("generate", "verify", "side_generate", "side_verify", "pool", "update")
-"""What a step consists of, agent by agent."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,8 @@ class AgentEstimate:
         micro_batch: the largest forward pass of training.
         host: bytes of the first machine's own memory while its first process reads the model in float32, to shard it;
             0 where nothing is sharded.
+        seconds: at the speeds of the throughput table; None where it has none for the model.
+        speeds: of its own finished steps; None before there is one.
     """
 
     model: str
@@ -43,8 +42,9 @@ class AgentEstimate:
     memory: dict[str, list[Part]]
     micro_batch: Batch
     host: float
-    seconds: Seconds
-    measured: Measured
+    flops: Flops
+    seconds: Seconds | None
+    speeds: Speeds | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RunEstimate:
     Attributes:
         engine: what samples.
         hardware: its name in the throughput table.
-        step_seconds, run_seconds: of all agents, from the table.
+        step_seconds, run_seconds: of all agents, from the table; None unless it has every agent's model.
         measured_seconds: of the whole run at the pace of its own finished steps; None without any.
         notes: what the numbers leave out or rest on.
     """
@@ -67,8 +67,8 @@ class RunEstimate:
     engine: str
     hardware: str
     device: Hardware
-    step_seconds: float
-    run_seconds: float
+    step_seconds: float | None
+    run_seconds: float | None
     measured_seconds: float | None
     notes: list[str]
 
@@ -77,10 +77,30 @@ class RunEstimate:
         phases = next(iter(self.agents.values())).memory
         return {phase: max(total(agent.memory[phase]) for agent in self.agents.values()) for phase in phases}
 
+    @property
+    def flops(self) -> float:
+        """Of the whole run."""
+        each = [agent.flops for agent in self.agents.values()]
+        return sum(self.work.steps * flops.step + self.work.evaluations * flops.evaluation for flops in each)
+
 
 def default_hardware(settings: Settings) -> str:
     """The table's entry where the user names none."""
     return "cpu" if settings.engine.device == "cpu" else "h100"
+
+
+def speeds_of(run: RunEstimate) -> dict[str, Speeds]:
+    """Model (the agent's name, if it is made from scratch) -> its speeds in the finished steps of a run.
+
+    Raises:
+        SettingsError: an agent has finished none.
+    """
+    speeds = {run.settings.agents[name].model or name: agent.speeds for name, agent in run.agents.items()}
+    if None in speeds.values():
+        raise SettingsError(
+            "this run has no finished step to take speeds from", where=run.run, remedy="run a step of it first"
+        )
+    return {model: each for model, each in speeds.items() if each is not None}
 
 
 def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response: float | None = None) -> RunEstimate:
@@ -95,7 +115,7 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
         DataError: a problem file is not usable.
     """
     settings = pipeline.settings
-    shapes = {agent: agent_shape(agent, one, pipeline.root) for agent, one in settings.agents.items()}
+    shapes = {agent: agent_shape(agent, own, pipeline.root) for agent, own in settings.agents.items()}
     problems = {key: look_at(key, source, pipeline.root) for key, source in settings.data.sets.items()}
     answered = {
         key: (problems[benchmark.data].count or 0) * benchmark.samples
@@ -113,10 +133,12 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
     evaluations = sum(settings.evaluated(step) for step in range(settings.steps + 1))
     work = workload(settings, training, benchmarks, evaluations=evaluations)
     engine = sampling_engine(settings, on_gpu=hardware.memory_gib is not None)
-    trained = {agent: shapes[agent].trained(one.adapter) for agent, one in settings.agents.items()}
-    dtype_bytes = BYTES[settings.engine.dtype]
+    trained = {
+        agent: shapes[agent].trained(own.adapter, f"agents.{agent}.adapter") for agent, own in settings.agents.items()
+    }
     agents = {}
     for agent, own in settings.agents.items():
+        speeds = hardware.models.get(own.model or agent)
         batch, parts = phases(
             settings,
             hardware,
@@ -136,20 +158,16 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
             memory=parts,
             micro_batch=batch,
             host=4.0 * shapes[agent].parameters if is_sharded(settings) else 0.0,
-            seconds=timing.agent_seconds(
-                settings,
-                hardware,
-                shapes[agent],
-                work.agents[agent],
-                disks.checkpoint_of(shapes[agent], trained[agent], dtype_bytes),
-                model=own.model or agent,
-                engine=engine,
-            ),
-            measured=measured[agent],
+            flops=agent_flops(settings, shapes[agent], work.agents[agent]),
+            seconds=None if speeds is None else agent_seconds(speeds, work.agents[agent]),
+            speeds=measured_speeds(work.agents[agent], measured[agent]),
         )
     at_once = min(hardware.agents_at_once, len(agents))
-    step_seconds = sum(one.seconds.step for one in agents.values()) / at_once
-    evaluation_seconds = sum(one.seconds.evaluation for one in agents.values()) / at_once
+    step_seconds, run_seconds = _at_speed(work, [agent.seconds for agent in agents.values()], at_once)
+    own_pace = [
+        None if agent.speeds is None else agent_seconds(agent.speeds, work.agents[name])
+        for name, agent in agents.items()
+    ]
     return RunEstimate(
         run=pipeline.run,
         settings=settings,
@@ -160,8 +178,8 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
         hardware=name,
         device=hardware,
         step_seconds=step_seconds,
-        run_seconds=settings.steps * step_seconds + evaluations * evaluation_seconds,
-        measured_seconds=_measured_seconds(work, list(measured.values()), at_once),
+        run_seconds=run_seconds,
+        measured_seconds=_at_speed(work, own_pace, at_once)[1],
         notes=_notes(settings, shapes, problems, mean_response, training),
     )
 
@@ -193,22 +211,22 @@ def _benchmarks(
 ) -> dict[str, tuple[int, Lengths]]:
     """Benchmark -> responses of one evaluation, and their lengths."""
     own = settings.agents[agent]
-    found = {}
+    result = {}
     for name, benchmark in settings.evaluation.benchmarks.items():
         longest = benchmark.max_new_tokens or own.sampling.max_new_tokens
         mean, most = prompt_tokens(problems[benchmark.data], own.prompt, shape.vocabulary)
         response = mean_response or measured.benchmarks.get(name, longest * ASSUMED_SHARE)
-        found[name] = (answered[name], Lengths(most, longest, mean, min(response, longest), measured.steps))
-    return found
+        result[name] = (answered[name], Lengths(most, longest, mean, min(response, longest), measured.steps))
+    return result
 
 
-def _measured_seconds(work: Work, measured: list[Measured], at_once: int) -> float | None:
-    """Seconds of the run at the pace of its finished steps; None before every agent has finished one."""
-    if not all("update" in one.seconds for one in measured):
-        return None
-    steps = sum(sum(one.seconds.get(stage, 0.0) for stage in _STAGES) for one in measured)
-    evaluations = sum(one.seconds.get("evaluate", 0.0) for one in measured)
-    return (work.steps * steps + work.evaluations * evaluations) / at_once
+def _at_speed(work: Work, seconds: list[Seconds | None], at_once: int) -> tuple[float | None, float | None]:
+    """Seconds of a step and of the run; None unless every agent's are known."""
+    known = [each for each in seconds if each is not None]
+    if len(known) < len(seconds):
+        return None, None
+    step, evaluation = (sum(getattr(each, part) for each in known) / at_once for part in ("step", "evaluation"))
+    return step, work.steps * step + work.evaluations * evaluation
 
 
 def _notes(
@@ -219,7 +237,7 @@ def _notes(
     training: dict[str, Lengths],
 ) -> list[str]:
     notes = []
-    steps = max(one.measured for one in training.values())
+    steps = max(lengths.measured for lengths in training.values())
     if mean_response:
         notes.append(f"mean response: {mean_response:g} tokens, as given")
     elif steps:
@@ -240,7 +258,7 @@ def _notes(
     ]
     for agent, shape in shapes.items():
         if shape.architecture not in KNOWN_ARCHITECTURES:
-            notes.append(f"{agent}: architecture {shape.architecture} is estimated as if it were llama")
+            notes.append(f"{agent}: the memory of architecture {shape.architecture} is estimated as if it were llama")
         if shape.context is not None and training[agent].most > shape.context:
             notes.append(
                 f"{agent}: the longest prompt and response ({training[agent].most} tokens) exceed its context "
