@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from hacpo.tools.audit.walk import Audit
 
-ENTRY = "hacpo.cli:execute"
-"""What turns a stage's command into its work in a worker process."""
-
 
 class RunTables(Mapping[str, "pl.DataFrame"]):
     """The tables of a run by name (docs/artifacts.md), each read and checked when it is asked for.
@@ -83,6 +80,8 @@ def read_run(path: str | Path) -> RunTables:
 def run(pipeline: str | Path, *, jobs: int | None = None, until: int | None = None, remake: bool = False) -> RunTables:
     """Do everything of a run that is not done, as `hacpo run` does, and return its tables.
 
+    Stages run in processes of their own, which do not import the program that calls this.
+
     Args:
         jobs: agents that work side by side; None: as many as the machine has room for.
         until: stop after this step.
@@ -90,11 +89,12 @@ def run(pipeline: str | Path, *, jobs: int | None = None, until: int | None = No
 
     Raises:
         HacpoError: see `hacpo.errors`; what is finished is kept.
+        FaultElsewhereError: a stage met what nobody foresaw; its traceback is this one's note.
     """
     from hacpo.pipeline.driver import run_pipeline
 
     opened = Pipeline.open(Path(pipeline))
-    run_pipeline(opened, ENTRY, jobs=jobs, until=until, remake=remake)
+    run_pipeline(opened, jobs=jobs, until=until, remake=remake, apart=True)
     return RunTables(RunFiles(opened.run, opened.layout))
 
 
@@ -102,4 +102,4 @@ def audit(pipeline: str | Path, *, deep: bool = False) -> Audit:
     """Check every invariant of a run on its files, as `hacpo audit` does; `findings` is empty where all hold."""
     from hacpo.tools.audit.walk import audit as audit_run
 
-    return audit_run(Pipeline.open(Path(pipeline)), texts=None, deep=deep, first=None, last=None, entry=ENTRY)
+    return audit_run(Pipeline.open(Path(pipeline)), texts=None, deep=deep, first=None, last=None)

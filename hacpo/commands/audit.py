@@ -59,7 +59,6 @@ def audit(
             deep=deep,
             first=first,
             last=last,
-            entry="hacpo.cli:execute",
             on_progress=lambda what, done, total: progress.report(what, done, total, {}),
         )
     if as_json:

@@ -25,7 +25,7 @@ def copy(
 
     opened = Pipeline.open(pipeline)
     with flushing(opened.settings.disk.fsync):
-        shared = copy_run(opened, new, "hacpo.cli:execute")
+        shared = copy_run(opened, new)
     others = [agent for agent in opened.settings.agents if agent not in shared]
     anew = f"; {', '.join(others)} will be warmed up anew" if others else ""
     print(f"{new / 'params.yaml'}: starts from {opened.run}'s step 0 of {', '.join(shared)}{anew}")

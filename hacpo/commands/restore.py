@@ -31,7 +31,7 @@ def restore(
         raise SettingsError(
             "--step is out of range", where=pipeline, expected=f"1 to {opened.settings.steps}", found=step
         )
-    again = restore_by_hand(opened, agent, step, "hacpo.cli:execute")
+    again = restore_by_hand(opened, agent, step)
     print(f"{opened.layout.checkpoint(step, agent)}: {'trained again, the same to the bit' if again else 'is there'}")
 
 

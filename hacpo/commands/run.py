@@ -23,24 +23,22 @@ def run(
 
     Checkpoints of finished steps are not overwritten without asking.
     """
-    from hacpo.errors import RemakeError, SettingsError
+    from hacpo.errors import RemakeError
     from hacpo.pipeline.driver import run_pipeline
     from hacpo.pipeline.progress import print_outcome
     from hacpo.pipeline.project import Pipeline
 
     opened = Pipeline.open(pipeline)
     steps = opened.settings.steps
-    if until is not None and until > steps:
-        raise SettingsError("--until is beyond the last step", where=pipeline, expected=f"0 to {steps}", found=until)
     try:
-        run_pipeline(opened, "hacpo.cli:execute", jobs=jobs, until=until, remake=yes)
+        run_pipeline(opened, jobs=jobs, until=until, remake=yes)
     except RemakeError as refusal:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         print(refusal, file=sys.stderr)
         if not typer.confirm("Do it?", err=True):
             raise
-        run_pipeline(opened, "hacpo.cli:execute", jobs=jobs, until=until, remake=True)
+        run_pipeline(opened, jobs=jobs, until=until, remake=True)
     print_outcome(opened)
     if until is not None and until < steps:
         print(f"stopped after step {until} of {steps}, as asked; `hacpo run pipelines/{opened.run}` goes on")

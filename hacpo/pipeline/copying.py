@@ -30,14 +30,13 @@ from hacpo.settings import params
 _EXTENDS = re.compile(r"^extends:[ \t]*(['\"]?)([^'\"#\n]+?)\1[ \t]*(#.*)?$", re.MULTILINE)
 
 
-def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
+def copy_run(source: Pipeline, folder: Path) -> list[str]:
     """Make the pipeline folder and the start of a new run; returns the agents whose warm-up it shares.
 
     An agent whose warm-up settings in params.yaml are not those that its start was made with is not among them.
 
     Args:
         folder: the new run's pipeline folder.
-        entry: `module:function` that executes one stage's command line.
 
     Raises:
         SettingsError: the new run is there already, or is none of this project.
@@ -70,7 +69,7 @@ def copy_run(source: Pipeline, folder: Path, entry: str) -> list[str]:
             raise SettingsError("there are artifacts of such a run", where=target.layout.root)
         made.append(target.layout.root)
         with books.claimed(target.layout.root), driver_lock(target.layout, command="hacpo copy"):
-            _begin(source, target, books, shared, entry)
+            _begin(source, target, books, shared)
     except BaseException:
         for path in made:
             storage.remove(path)
@@ -126,10 +125,10 @@ def _params(source: Path, target: Path) -> str:
     return _EXTENDS.sub(moved, (source / "params.yaml").read_text(encoding="utf-8"))
 
 
-def _begin(source: Pipeline, target: Pipeline, books: Books, shared: Sequence[str], entry: str) -> None:
+def _begin(source: Pipeline, target: Pipeline, books: Books, shared: Sequence[str]) -> None:
     """Stamp the new run, resolve its settings, and record the starts that it shares."""
     stamp(target)
-    with Workers(entry, 0, ConsoleProgress()) as workers:
+    with Workers(0, ConsoleProgress()) as workers:
         for _, group in stage_groups(target, books, 0):
             for stage in group:
                 if command_of(stage) == "resolve":

@@ -29,14 +29,33 @@ _LONGEST_SETTINGS = 100_000
 """Characters of a params.yaml that are taken along."""
 
 
+class FaultElsewhereError(Exception):
+    """An unforeseen error of another process: what `named` says of it. Its traceback is shown with this one's.
+
+    Args:
+        said: type and message.
+        trace: the other process's traceback.
+    """
+
+    def __init__(self, said: str, trace: str) -> None:
+        super().__init__(said)
+        self.add_note(trace)
+
+
+def named(error: BaseException) -> str:
+    """The type of an error, and its message if it has one."""
+    if isinstance(error, FaultElsewhereError):
+        return str(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def record(error: BaseException, arguments: Sequence[str]) -> str:
     """Write down an unforeseen error: traceback, versions, command and settings, without secrets.
 
     Returns:
         The one line for the user; it names the file, or says why there is none.
     """
-    what = _without_secrets(f"{type(error).__name__}: {error}").splitlines()[0][:200]
-    line = f"an unforeseen error, {what}" if str(error) else f"an unforeseen error, {type(error).__name__}"
+    line = f"an unforeseen error, {_without_secrets(named(error)).splitlines()[0][:200]}"
     text = _without_secrets("\n".join(_said(part) for part in _parts(error, arguments)))
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in _folders():

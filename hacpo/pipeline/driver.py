@@ -15,7 +15,7 @@ from typing import Any
 
 from hacpo.artifacts.durability import flushing
 from hacpo.artifacts.model_folder import model_files
-from hacpo.errors import ModelError
+from hacpo.errors import ModelError, SettingsError
 from hacpo.phrases import mebibytes
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.caching import CheckpointCache
@@ -43,23 +43,31 @@ def side_by_side(pipeline: Pipeline) -> int:
 
 
 def run_pipeline(
-    pipeline: Pipeline, entry: str, *, jobs: int | None = None, until: int | None = None, remake: bool = False
+    pipeline: Pipeline,
+    *,
+    jobs: int | None = None,
+    until: int | None = None,
+    remake: bool = False,
+    apart: bool = False,
 ) -> int:
     """Run every stage that is not done; returns how many ran.
 
     Args:
         pipeline: the run.
-        entry: `module:function` that executes one stage's command line.
         jobs: agents that work side by side; None decides.
         until: stop after this step.
         remake: train finished steps again where what they depend on has changed.
+        apart: leave this process alone: one agent at a time works in a process of its own too.
 
     Raises:
+        SettingsError: `jobs` or `until` is out of range; nothing was done.
         RemakeError: finished steps would be trained again, without `remake`.
         BusyError: another run works on this pipeline.
         ModelError: an agent's model folder is none.
         HacpoError: a stage failed; what was finished before is recorded.
     """
+    _check_range(pipeline, "jobs", jobs, 1)
+    _check_range(pipeline, "until", until, 0, pipeline.settings.steps)
     _check_models(pipeline)
     jobs = side_by_side(pipeline) if jobs is None else jobs
     slots = {agent: number for number, agent in enumerate(pipeline.settings.agents)}
@@ -79,7 +87,7 @@ def run_pipeline(
         ran, at, freed, trained = 0, 0, 0, False
         with (
             RunView(pipeline, stamped=stamped) as view,
-            Workers(entry, 0 if jobs == 1 else jobs, view) as workers,
+            Workers(0 if jobs == 1 and not apart else jobs, view) as workers,
         ):
             if str(repairs):
                 view.note(str(repairs))
@@ -135,6 +143,13 @@ def _retain(pipeline: Pipeline, cache: CheckpointCache, at: int, view: RunView, 
     while cache.told:
         view.note(cache.told.pop())
     return prune(pipeline, plans)
+
+
+def _check_range(pipeline: Pipeline, name: str, value: object, least: int, most: int | None = None) -> None:
+    if value is None or (type(value) is int and least <= value and (most is None or value <= most)):
+        return
+    expected = f"a whole number from {least}{'' if most is None else f' to {most}'}"
+    raise SettingsError(f"{name} is out of range", where=pipeline.folder, expected=expected, found=repr(value))
 
 
 def _check_models(pipeline: Pipeline) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
-import signal
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
-from hacpo.artifacts.storage import made_plain
 from hacpo.errors import HacpoError
-from hacpo.pipeline.orphans import die_with_parent
+from hacpo.pipeline.crashes import FaultElsewhereError
 from hacpo.pipeline.session import ProgressSink, Session, quiet_threads
-
-Execute = Callable[[Sequence[str], Session], None]
+from hacpo.pipeline.worker import command_executor
 
 _END_SECONDS = 5.0
 """How long a process may take to end once its connection is closed."""
@@ -29,46 +27,17 @@ class StageFailedError(HacpoError):
         self.exit_code = exit_code
 
 
-class _Sender:
-    """Progress from a worker to the driver."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
-        self._connection.send(("report", (stage, done, total, facts)))
-
-    def finished(self, stage: str, summary: str) -> None:
-        self._connection.send(("finished", (stage, summary)))
-
-    def remark(self, text: str) -> None:
-        self._connection.send(("remark", (text,)))
-
-
-def _serve(connection: Connection, entry: str) -> None:
-    parent = multiprocessing.parent_process()
-    die_with_parent(None if parent is None else parent.pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver gets Ctrl-C and decides
-    quiet_threads()
-    module, _, name = entry.partition(":")
-    execute: Execute = getattr(importlib.import_module(module), name)
-    session = Session(progress=_Sender(connection), driver=True)
-    with contextlib.suppress(EOFError, OSError):  # the driver has ended, and so do we
-        while True:
-            connection.send(_outcome(execute, connection.recv(), session))
-
-
-def _outcome(execute: Execute, arguments: Sequence[str], session: Session) -> tuple[str, tuple[object, ...]]:
-    try:
-        execute(arguments, session)
-    except BaseException as error:
-        plain = made_plain(error) if isinstance(error, Exception) else None
-        if plain is not None:
-            return "failed", (str(plain), plain.exit_code)
-        import traceback
-
-        return "crashed", ("".join(traceback.format_exception(error)),)
-    return "done", ()
+def _started() -> tuple[subprocess.Popen[bytes], Connection]:
+    """A worker, and what it is talked to through. By `subprocess`: `multiprocessing` would have it run the user's own
+    program once more, up to the line that started this one."""
+    here, there = multiprocessing.Pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "hacpo.pipeline.worker", str(there.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[there.fileno()],
+    )
+    there.close()
+    return process, here
 
 
 def _send(connection: Connection, arguments: Sequence[str]) -> None:
@@ -87,27 +56,18 @@ def _told(on_done: Callable[[int], None] | None, index: int) -> Exception | None
 
 
 class Workers:
-    """A fixed number of warm processes; with none, commands run in this process.
+    """A fixed number of warm processes (`hacpo.pipeline.worker`); with none, commands run in this process.
 
     Args:
-        entry: `module:function` that executes a command, importable in a fresh process.
         count: processes; 0 runs everything here.
     """
 
-    def __init__(self, entry: str, count: int, progress: ProgressSink) -> None:
+    def __init__(self, count: int, progress: ProgressSink) -> None:
         self._progress = progress
-        self._entry = entry
-        module, _, name = entry.partition(":")
-        self._execute: Execute = getattr(importlib.import_module(module), name)
+        quiet_threads()
+        self._execute = command_executor()
         self._session = Session(progress=progress, driver=True)
-        self._workers: list[tuple[Any, Connection]] = []
-        context = multiprocessing.get_context("spawn")
-        for _ in range(count):
-            driver_end, worker_end = context.Pipe()
-            process = context.Process(target=_serve, args=(worker_end, entry))
-            process.start()
-            worker_end.close()
-            self._workers.append((process, driver_end))
+        self._workers = [_started() for _ in range(count)]
 
     def __enter__(self) -> Workers:
         return self
@@ -115,10 +75,10 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         for process, connection in self._workers:
             connection.close()
-            process.join(timeout=0.5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.5)
+            process.kill()
+            process.wait()
 
     def run(
         self, commands: Sequence[tuple[int, Sequence[str]]], on_done: Callable[[int], None] | None = None
@@ -131,7 +91,7 @@ class Workers:
 
         Returns:
             Indices of the commands that ended well, and the first failure: `HacpoError` for a stage's own,
-                `RuntimeError` with the traceback for a bug.
+                `crashes.FaultElsewhereError` for a bug.
         """
         if not self._workers:
             return self._run_here(commands, on_done)
@@ -176,10 +136,11 @@ class Workers:
     def _lost(self, connection: Connection) -> StageFailedError:
         """What to say of a worker that is gone."""
         process = next(process for process, own in self._workers if own is connection)
-        process.join(timeout=_END_SECONDS)
-        if process.exitcode is not None and process.exitcode >= 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_END_SECONDS)
+        if process.returncode is not None and process.returncode >= 0:
             return StageFailedError(
-                f"a worker process ended by itself, with exit code {process.exitcode}; its own messages are above", 1
+                f"a worker process ended by itself, with exit code {process.returncode}; its own messages are above", 1
             )
         return StageFailedError("a worker process was killed; was the machine out of memory?", 1)
 
@@ -192,7 +153,7 @@ class Workers:
         if kind == "failed":
             return StageFailedError(*content)
         if kind == "crashed":
-            return RuntimeError(*content)
+            return FaultElsewhereError(*content)
         if kind == "report":
             self._progress.report(*content)
         elif kind == "finished":

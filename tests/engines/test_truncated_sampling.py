@@ -193,7 +193,6 @@ def an_unlikelier(row: dict[str, Any]) -> list[list[int]]:
     return list(row["support"])
 
 
-ENTRY = "hacpo.cli:execute"
 ROLLOUTS = "rollouts/step=0001/agent=ada"
 CASES: list[tuple[str, str, Any, str, bool]] = [
     (ROLLOUTS, "support", without_the_sampled, "the sampled token among those that were kept", False),
@@ -226,7 +225,7 @@ def test_corruption_is_found(box: Sandbox, name: str, column: str, change: Any, 
     place = next(number for number, row in enumerate(rows) if is_long(row))
     rows[place][column] = change(rows[place])
     box.rewrite(shard, lambda _: rows)
-    report = audit(Pipeline.open(box.pipeline), deep=deep, first=1, last=1, entry=ENTRY)
+    report = audit(Pipeline.open(box.pipeline), deep=deep, first=1, last=1)
     said = [one for one in report.findings if one.row == rows[place]["rollout_id"] and one.column.startswith(column)]
     checks = {one.check for one in said}
     assert checks & ({"replay"} if deep else {"support"}), report.findings

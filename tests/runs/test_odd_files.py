@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import Cli, make_project
-from hacpo.pipeline.session import ConsoleProgress
-from hacpo.pipeline.workers import Workers
 
 RUN = "pipelines/small"
 ROOT = Path("artifacts/small")
@@ -137,19 +135,3 @@ def test_what_is_wrong_with_many_pipelines_is_said_once(
     assert missing[0].startswith("error (4 pipelines): agents.ada.model: ")
     assert "pipelines/group/r0: only what is wrong with several, below" in said
     assert said[-1] == "4 pipelines, 4 with errors"
-
-
-def test_a_worker_that_ends_before_its_command_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stillborn.py").write_text(
-        "import multiprocessing, os\n"
-        "if multiprocessing.parent_process() is not None:\n"
-        "    os._exit(3)\n"
-        "def execute(arguments, session): pass\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with Workers("stillborn:execute", 2, ConsoleProgress()) as workers:
-        for process, _ in workers._workers:
-            process.join()  # so that nobody reads what is sent
-        done, failure = workers.run([(0, ["one"]), (1, ["two"]), (0, ["three"])])
-    assert done == []
-    assert "a worker process ended by itself, with exit code 3" in str(failure)

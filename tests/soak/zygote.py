@@ -45,8 +45,8 @@ _LOADED = """
 
 
 def is_for(command: Sequence[str]) -> bool:
-    """Whether a command can be a fork. One that starts interpreters of its own by `multiprocessing` cannot: they would
-    import what this process began as."""
+    """Whether a command can be a fork. One that starts interpreters of its own
+    gains nothing by it."""
     spawns = "--jobs" in command and command[command.index("--jobs") + 1] != "1"
     return command[:2] == [sys.executable, "-m"] and command[2] in _MODULES and not spawns
 

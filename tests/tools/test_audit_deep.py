@@ -41,7 +41,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def audit(step: int) -> tuple[list[Finding], DeepReport, AuditRun]:
     run = AuditRun(Pipeline.open(Path("pipelines/small")))
-    with DeepAudit(run, "hacpo.cli:execute") as repeated:
+    with DeepAudit(run) as repeated:
         repeated.check(step)
         return run.findings, repeated.report, run
 

@@ -990,7 +990,6 @@ def findings(case: Case) -> list[Finding]:
         deep=case.deep is not None,
         first=step,
         last=step,
-        entry="hacpo.cli:execute",
     ).findings
 
 

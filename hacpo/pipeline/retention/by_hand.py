@@ -74,11 +74,8 @@ def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> Retained:
     return Retained(plans, done, cached, [*cache.told, *cache.remarks])
 
 
-def restore_by_hand(pipeline: Pipeline, agent: str, step: int, entry: str) -> bool:
+def restore_by_hand(pipeline: Pipeline, agent: str, step: int) -> bool:
     """Train a pruned checkpoint again; False if it is there.
-
-    Args:
-        entry: `module:function` that executes one stage's command line.
 
     Raises:
         BusyError: a run, a stage or DVC works on the pipeline.
@@ -103,7 +100,7 @@ def restore_by_hand(pipeline: Pipeline, agent: str, step: int, entry: str) -> bo
                         where=pipeline.folder,
                         remedy=f"first `{pipeline.command('run')}`",
                     )
-        with progress.showing("restore"), Workers(entry, 0, progress) as workers:
+        with progress.showing("restore"), Workers(0, progress) as workers:
             train_again(pipeline, books, workers, {agent: step}, print)
         CheckpointCache(pipeline, books).release_partial(step)
     return True

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import filecmp
 import functools
-import importlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +33,7 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.errors import HacpoError
 from hacpo.pipeline.session import Session
-from hacpo.pipeline.workers import Execute
+from hacpo.pipeline.worker import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
 
 CHECK = "replay"
@@ -82,18 +81,15 @@ class DeepAudit:
 
     Args:
         run: the audit that the findings are part of.
-        entry: `module:function` that executes one `hacpo` command line in this process.
 
     Attributes:
         report: how much was done so far.
     """
 
-    def __init__(self, run: AuditRun, entry: str) -> None:
-        module, _, name = entry.partition(":")
-        execute: Execute = getattr(importlib.import_module(module), name)
+    def __init__(self, run: AuditRun) -> None:
         self.report = DeepReport()
         self._run = run
-        self._execute = execute
+        self._execute = command_executor()
         self._session = Session(progress=_Silent(), driver=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="hacpo-audit-"))
         self._replay = Layout(self._scratch)

@@ -66,14 +66,13 @@ def audit(
     deep: bool = False,
     first: int | None = None,
     last: int | None = None,
-    entry: str = "",
     on_progress: OnProgress | None = None,
 ) -> Audit:
     """Check every invariant of a run on its files.
 
     Args:
         texts: which texts to read; None: all of a small run, else a sample.
-        deep: repeat the run with its checkpoints (needs `entry`, the `module:function` that executes one command line).
+        deep: repeat the run with its checkpoints.
         first, last: steps to audit, 0 (the start) to T; all if None.
 
     Raises:
@@ -117,7 +116,7 @@ def audit(
     if result.texts != "none":
         result.text_report = _read_texts(run, result, tell)
     if deep:
-        result.deep_report = _repeat(run, result, entry, tell)
+        result.deep_report = _repeat(run, result, tell)
     return result
 
 
@@ -152,10 +151,10 @@ def _read_texts(run: AuditRun, result: Audit, on_progress: OnProgress) -> TextRe
         return reader.report
 
 
-def _repeat(run: AuditRun, result: Audit, entry: str, on_progress: OnProgress) -> DeepReport:
+def _repeat(run: AuditRun, result: Audit, on_progress: OnProgress) -> DeepReport:
     from hacpo.tools.audit.deep import DeepAudit
 
-    with DeepAudit(run, entry) as repeated:
+    with DeepAudit(run) as repeated:
         for step in range(result.first, result.last + 1):
             on_progress("repeating", step - result.first, result.last - result.first + 1)
             repeated.check(step)
