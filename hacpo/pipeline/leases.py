@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from hacpo.artifacts.text_files import parse_json, read_bytes
 from hacpo.errors import BusyError, harmless
@@ -223,17 +224,31 @@ def _clean(folder: Path, name: str, path: Path) -> None:
 
 
 def _beat(path: Path, name: str, ended: threading.Event) -> None:
-    """Touch a lease's file until it is given back. Whoever lost it, having slept for too long, must not write on."""
-    number = _number(path)
+    """Touch a lease's file until it is given back; a disk that refuses is asked again. Whoever lost the lease, having
+    slept for too long, must not write on, nor who is about to lose it."""
+    number, heard = _number(path), time.monotonic()
     while not ended.wait(BEAT_SECONDS):
-        with contextlib.suppress(OSError):
+        now, latest = time.monotonic(), None
+        try:
             os.utime(path)
+        except OSError as error:
+            reason = error.strerror
+        else:
+            heard = now
             continue
-        latest = look(path.parent, name)
-        if latest is not None and latest.number > number and not ended.is_set():
-            line = f"{path.parent.parent}: {latest} has taken over, because this process was not heard of for too long"
-            print(f"hacpo: error: {line}", file=sys.stderr, flush=True)
-            os._exit(BusyError.exit_code)
+        with contextlib.suppress(OSError, ValueError):
+            latest = look(path.parent, name)
+        if ended.is_set():
+            return
+        if latest is not None and latest.number > number:
+            _end(path, f"{latest} has taken over, because this process was not heard of for too long")
+        if now - heard > EXPIRES_SECONDS - 2 * BEAT_SECONDS:
+            _end(path, f"this process cannot say that it is there ({reason}), so another may take over")
+
+
+def _end(path: Path, line: str) -> NoReturn:
+    print(f"hacpo: error: {path.parent.parent}: {line}", file=sys.stderr, flush=True)
+    os._exit(BusyError.exit_code)
 
 
 def _path(folder: Path, name: str, number: int) -> Path:

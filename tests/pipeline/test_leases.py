@@ -284,6 +284,52 @@ def test_who_was_taken_for_gone_writes_no_more(tmp_path: Path) -> None:
     ]
 
 
+REFUSING = """
+import errno, os, sys, threading, time
+from pathlib import Path
+from hacpo.pipeline import leases
+
+leases.BEAT_SECONDS, leases.EXPIRES_SECONDS = 0.05, float(sys.argv[3])
+touch, read, refusals = os.utime, leases.read_bytes, int(sys.argv[2])
+touched = threading.Event()
+
+def utime(path):
+    global refusals
+    if refusals:
+        refusals -= 1
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    touch(path)
+    touched.set()
+
+def read_bytes(path):
+    if threading.current_thread() is not threading.main_thread():
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return read(path)
+
+os.utime, leases.read_bytes = utime, read_bytes
+with leases.lease(Path(sys.argv[1]), "driver", "hacpo run", wait_seconds=0, busy="{}"):
+    assert touched.wait(60)
+"""
+"""Holds a lease on a disk that refuses the first so many beats, and whoever looks after the lease then."""
+
+
+@pytest.mark.parametrize(
+    ("refusals", "expires", "code", "says"), [(2, 3600, 0, ""), (-1, 1, 7, "cannot say that it is there")]
+)
+def test_a_disk_that_refuses_a_while_is_asked_again_but_not_until_the_lease_expires(
+    tmp_path: Path, refusals: int, expires: float, code: int, says: str
+) -> None:
+    command = [sys.executable, "-c", REFUSING, str(tmp_path / ".locks"), str(refusals), str(expires)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    lines = (
+        [f"hacpo: error: {tmp_path}: this process {says} (Input/output error), so another may take over"]
+        if says
+        else []
+    )
+    assert done.stderr.splitlines() == lines
+
+
 @pytest.mark.parametrize(
     "changed", [{"command": "\x1b[2J"}, {"command": ["hacpo"]}, {"process": "12"}, {"released": {}}, {"host": None}]
 )
