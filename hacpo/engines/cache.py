@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,14 +95,17 @@ class ModelCache:
 def _starter(agent: str, settings: EngineSettings, server: Server | None) -> Start:
     """What starts the agent's vLLM engine, here or by connecting to a server."""
 
-    def start(folder: Path, eos_token_ids: Sequence[int]) -> Reloadable:
+    def start(folder: Path, tokenizer: ChatTokenizer) -> Reloadable:
+        eos = tokenizer.stop_token_ids
         if server is not None:
             from hacpo.engines.vllm.server import VllmServer
 
-            return VllmServer(server.url, agent, folder, settings, eos_token_ids=eos_token_ids, key=server.key)
+            return VllmServer(
+                server.url, agent, folder, settings, eos_token_ids=eos, decode=tokenizer.decode, key=server.key
+            )
         from hacpo.engines.vllm.local import VllmEngine
 
-        return VllmEngine(folder, settings, eos_token_ids=eos_token_ids)
+        return VllmEngine(folder, settings, eos_token_ids=eos)
 
     return start
 

@@ -130,8 +130,19 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
         server.shutdown()
 
 
+def text_of(token_ids: list[int]) -> str:
+    """Tokens are characters."""
+    return "".join(map(chr, token_ids))
+
+
+def completion(token_ids: Any, reason: Any = "stop", logprobs: Any = None) -> dict[str, Any]:
+    """What the server sends for one prompt; -1 is every token's log-probability."""
+    said = [-1.0] * len(token_ids) if logprobs is None else logprobs
+    return {"choices": [{"token_ids": token_ids, "logprobs": {"token_logprobs": said}, "finish_reason": reason}]}
+
+
 def connect(stub: Stub, key: str | None = None) -> VllmServer:
-    return VllmServer(stub.url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, key=key)
+    return VllmServer(stub.url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, decode=text_of, key=key)
 
 
 def test_everything_that_says_how_to_sample_is_sent(stub: Stub) -> None:
@@ -220,7 +231,7 @@ def test_a_server_for_shorter_sequences_is_refused_and_one_for_longer_ones_is_no
 ) -> None:
     def connected(folder: Path, longest: int | None) -> VllmServer:
         settings = SETTINGS.model_copy(update={"vllm": SETTINGS.vllm.model_copy(update={"max_model_len": longest})})
-        return VllmServer(stub.url, "ada", folder, settings, eos_token_ids=EOS)
+        return VllmServer(stub.url, "ada", folder, settings, eos_token_ids=EOS, decode=text_of)
 
     assert connected(tmp_path, 32).longest == 32
     with pytest.raises(ModelError, match="takes at most 64 tokens, and the run wants 65"):
@@ -282,7 +293,7 @@ def test_certificates_are_checked_however_https_is_spelled(monkeypatch: pytest.M
     monkeypatch.setattr(vllm_server.httpx2, "AsyncClient", note)
     for url in ("https://127.0.0.1:1", "HTTPS://127.0.0.1:1", "http://127.0.0.1:1"):
         with pytest.raises(NotedError):
-            VllmServer(url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, key="secret")
+            VllmServer(url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, decode=text_of, key="secret")
     assert [given["verify"] for given in options] == [True, True, False]
 
 
@@ -380,6 +391,97 @@ def test_nested_and_odd_completions_are_refused_in_one_line(stub: Stub) -> None:
             server.sample([SamplingRequest([5], 0)], PARAMETERS)
 
 
+@pytest.mark.parametrize(
+    ("token_ids", "reason"),
+    [
+        ([7, 1], "stop"),
+        ([7, 10, 10], "stop"),  # the stop string, two line ends
+        ([7] * 50, "length"),  # as many as were asked for
+        ([*[7] * 49, 1], "stop"),
+    ],
+)
+def test_a_response_ends_by_eos_a_stop_string_or_its_length(stub: Stub, token_ids: list[int], reason: str) -> None:
+    server = connect(stub)
+    stub.answers[vllm_server.COMPLETIONS] = 200, completion(token_ids, reason)
+    (response,) = server.sample([SamplingRequest([5], 0)], PARAMETERS)
+    assert (response.token_ids, response.finish_reason) == (token_ids, reason)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (completion([7, 10, 7]), "ends otherwise than by 'stop'"),  # neither EOS nor a stop string
+        (completion([7, 1, 7, 1]), "ends otherwise than by 'stop'"),  # an EOS that ended nothing
+        (completion([7, 1], "length"), "ends otherwise than by 'length'"),
+        (completion([7] * 49, "length"), "ends otherwise than by 'length'"),
+        (completion([7] * 50, "abort"), "ends otherwise than by 'abort'"),
+        (completion([7] * 50, {}), "ends otherwise than by {}"),
+        (completion([7, 1], logprobs=[-1.0, 0.5]), "not a finite number up to 0"),
+        (completion([7, 1], logprobs=[-1.0, -1e300]), "not a finite number up to 0"),
+        (completion([7, 1], logprobs=[-1.0, "-1.0"]), "not a finite number up to 0"),
+        (completion([7, 1], logprobs=[-1.0, None]), "not a finite number up to 0"),
+        (completion([7, 1], logprobs=[-1.0]), "not a finite number up to 0 for each token"),
+        (completion([True, 1]), "token True of a model"),
+        (completion([7.0, 1]), "token 7.0 of a model"),
+        (completion([1 << 31, 1]), "token 2147483648 of a model"),
+    ],
+)
+def test_a_response_that_cannot_have_been_drawn_is_refused_in_one_line(stub: Stub, answer: Any, says: str) -> None:
+    server = connect(stub)
+    stub.answers[vllm_server.COMPLETIONS] = 200, answer
+    with pytest.raises(ModelError) as refused:
+        server.sample([SamplingRequest([5], 0)], PARAMETERS)
+    assert str(refused.value).startswith(f"{stub.url}: the vLLM server answers something else than vLLM does: ")
+    assert says in str(refused.value)
+
+
+def test_generate_writes_no_rollouts_that_a_server_cannot_have_drawn(
+    project: Path, cli: Cli, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that holds the right weights, as the probe finds, and answers one prompt otherwise than vLLM does."""
+    from hacpo.engines.models.checkpoint import load_model
+    from hacpo.engines.transformers import TransformersEngine
+
+    params = Path("pipelines/small/params.yaml")
+    params.write_text(PARAMS.replace("engine: {device", "engine: {name: vllm_server, device"))
+    for command in (("resolve",), ("prepare",), ("warmup", "--agent", "ada")):
+        assert cli(command[0], "pipelines/small", *command[1:]).code == 0
+    Path("pipelines/small/servers.yaml").write_text(f"ada: {stub.url}")
+    model = load_model(Path("artifacts/small/checkpoints/step=0000/agent=ada"), EngineSettings(device="cpu"))
+    scorer = TransformersEngine(model, eos_token_ids=[], pad_token_id=0, batch_size=1)
+    rows, plain = model.config.vocab_size, stub.answer
+    sent: list[dict[str, Any]] = []
+
+    def answer(path: str, body: dict[str, Any], key: str) -> tuple[int, Any]:
+        if path != vllm_server.COMPLETIONS:
+            return plain(path, body, key)
+        if "prompt_logprobs" not in body:
+            return 200, sent[0] if sent else completion([5, body["stop_token_ids"][0]])
+        prompt = body["prompt"]
+        (logprobs,) = scorer.score([(prompt[:1], prompt[1:])], temperature=1.0)
+        entries = [{str(token): {"logprob": float(one)}} for token, one in zip(prompt[1:], logprobs, strict=True)]
+        return 200, {"choices": [{"prompt_logprobs": [None, *entries]}]}
+
+    monkeypatch.setattr(stub, "answer", answer)
+    stub.facts["longest"] = 4096
+    for odd, says in (
+        (completion([5] * 300), "a response of 300 tokens, not of 1 to 26"),
+        (completion([]), "a response of 0 tokens, not of 1 to 26"),
+        (completion([99999]), f"token 99999 of a model that has {rows}"),
+        (completion([-7]), f"token -7 of a model that has {rows}"),
+        (completion(["evil"]), f"token 'evil' of a model that has {rows}"),
+        (completion([5] * 26, "length", [float("nan")] * 26), "answers something else than vLLM does"),
+    ):
+        sent[:] = [odd]
+        refused = cli("generate", "pipelines/small", "--step", 1, "--agent", "ada")
+        assert refused.code == 6
+        assert f"{stub.url}: the vLLM server answers something else than vLLM does" in refused.error
+        assert says in refused.error
+        assert not Path("artifacts/small/rollouts").exists()
+    sent.clear()
+    assert cli("generate", "pipelines/small", "--step", 1, "--agent", "ada").code == 0
+
+
 def test_an_answer_is_read_no_further_than_an_answer_is_long(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_server, "LARGEST", 1 << 20)
     stub.answers["/v1/models"] = 200, {"data": "x" * (1 << 21)}
@@ -414,7 +516,7 @@ def test_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ModelError, match=r"127.0.0.1:9: the vLLM server cannot be reached .* `hacpo serve` for agent ada"
     ):
-        VllmServer("http://127.0.0.1:9", "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS)
+        VllmServer("http://127.0.0.1:9", "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, decode=text_of)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_key_goes_over_no_plain_connection(url: str) -> None:
     from hacpo.settings.engine import EngineSettings
 
     with pytest.raises(ModelError, match="plain http") as refused:
-        VllmServer(url, "ada", Path("models/ada"), EngineSettings(), eos_token_ids=[1], key="hunter2")
+        VllmServer(url, "ada", Path("models/ada"), EngineSettings(), eos_token_ids=[1], decode=str, key="hunter2")
     assert "hunter2" not in str(refused.value)
 
 

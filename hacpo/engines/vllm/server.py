@@ -29,7 +29,8 @@ from hacpo.engines.vllm.refusals import model_config
 from hacpo.engines.vllm.servers import HOSTS_VARIABLE, KEY_VARIABLE, keeps_secrets
 from hacpo.errors import ModelError
 from hacpo.settings.engine import EngineSettings
-from hacpo.tokens.context_length import context_length
+from hacpo.tokens.context_length import context_length, vocabulary_rows
+from hacpo.tokens.stopping import first_stop
 
 ATTEMPTS = 4
 """Tries of a request whose connection failed, 1, 2 and 4 seconds apart: requests are seeded, so another try is safe."""
@@ -42,6 +43,9 @@ COMPLETIONS = "/v1/completions"
 LARGEST = 1 << 28
 """Bytes of an answer, which is read as it is sent: nothing is unpacked. A token takes some 50 of them."""
 
+_MOST_ROWS = 1 << 31
+"""Token ids are int32, where config.json does not say how many the model has."""
+
 
 class VllmServer:
     """A connection to one agent's server, which holds the weights of the folder that was loaded last.
@@ -52,6 +56,7 @@ class VllmServer:
         folder: model folder to load first; the server reads it itself, from a file system that both see.
         settings: what the server must sample with; `batch_size` requests are under way at once.
         eos_token_ids: tokens that end a response.
+        decode: text of a response's tokens.
         key: what the server asks for; sent over https or to this machine only.
 
     Raises:
@@ -66,13 +71,15 @@ class VllmServer:
         settings: EngineSettings,
         *,
         eos_token_ids: Sequence[int],
+        decode: Callable[[list[int]], str],
         key: str | None = None,
     ) -> None:
         self.url = url
         self.remedy = f"restart `hacpo serve` for {agent} ({url})"
-        self.longest = 0
+        self.longest, self._rows = 0, _MOST_ROWS
         self._has_key = bool(key)
         self._agent, self._settings, self._eos = agent, settings, list(eos_token_ids)
+        self._decode = decode
         self._ticket = ""
         if key and not keeps_secrets(url):
             raise self._error(
@@ -121,10 +128,12 @@ class VllmServer:
         }.items():
             if facts[name] != wanted:
                 raise self._error(f"was started with {name} {facts[name]}, and the run wants {wanted}", self.remedy)
-        longest = self._settings.vllm.max_model_len or context_length(model_config(folder))
+        config = model_config(folder)
+        longest = self._settings.vllm.max_model_len or context_length(config)
         if facts["longest"] < (longest or 0):
             raise self._error(f"takes at most {facts['longest']} tokens, and the run wants {longest}", self.remedy)
         self.longest = self._settings.vllm.max_model_len or int(facts["longest"])
+        self._rows = vocabulary_rows(config) or _MOST_ROWS
         self._ticket = uuid.uuid4().hex
         self._call("hacpo_load", path, self._ticket)
         if not self._post("/reset_prefix_cache", {}).get("success"):  # its entries belong to the old weights
@@ -139,7 +148,7 @@ class VllmServer:
         """See `interface.Sampler`.
 
         Raises:
-            ModelError: the server fails, or was given other weights meanwhile.
+            ModelError: the server fails, was given other weights meanwhile, or answers what cannot have been drawn.
         """
         bodies = [
             {
@@ -157,7 +166,7 @@ class VllmServer:
                     "was restarted or given other weights while it was sampled from, so no response was kept",
                     "let one run at a time use it, and run again",
                 )
-            return [_response(answer["choices"][0]) for answer in answers]
+            return [self._response(answer["choices"][0], body) for answer, body in zip(answers, bodies, strict=True)]
 
     def probe(self, token_ids: Sequence[int]) -> list[npt.NDArray[np.float64]]:
         """Log-probability of every token but the first, at temperature 1, from each copy of the model."""
@@ -244,7 +253,7 @@ class VllmServer:
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, AssertionError, OverflowError):
-            raise self._error("answers something else than vLLM does", "correct servers.yaml") from None
+            raise self._stranger() from None
 
     async def _answer(self, send: Callable[[], Awaitable[tuple[int, bytes]]], path: str) -> dict[str, Any]:
         """A request's JSON, tried again where the connection fails."""
@@ -269,7 +278,7 @@ class VllmServer:
             except ValueError:
                 content = None
             if not isinstance(content, dict):
-                raise self._error("answers something else than vLLM does", "correct servers.yaml")
+                raise self._stranger()
             return content
         raise self._refused(status, received, path)
 
@@ -291,10 +300,34 @@ class VllmServer:
     def _error(self, what: str, remedy: str) -> ModelError:
         return ModelError(f"the vLLM server {what}", where=self.url, remedy=remedy)
 
+    def _stranger(self, what: str = "") -> ModelError:
+        return self._error(f"answers something else than vLLM does{what and f': {what}'}", "correct servers.yaml")
 
-def _response(choice: dict[str, Any]) -> SampledResponse:
-    """One completion as a sampled response."""
-    logprobs = choice["logprobs"]["token_logprobs"]  # float32 values, written with all their digits
-    token_ids = choice["token_ids"]
-    assert len(logprobs) == len(token_ids)
-    return SampledResponse(token_ids, np.array(logprobs, dtype=np.float32), finish_reason(choice["finish_reason"]))
+    # --- responses ---------------------------------------------------------------------------------------------------
+
+    def _response(self, choice: dict[str, Any], asked: dict[str, Any]) -> SampledResponse:
+        """One completion as a sampled response, if the request may have given it: training takes that for granted."""
+        token_ids, said = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
+        with np.errstate(over="ignore"):
+            logprobs = np.array(said, dtype=np.float32)  # which is what they are, written with all their digits
+        outside = [one for one in token_ids if type(one) is not int or not 0 <= one < self._rows]
+        if outside:
+            raise self._stranger(f"token {outside[0]!r:.40} of a model that has {self._rows}")
+        if not 1 <= len(token_ids) <= asked["max_tokens"]:
+            raise self._stranger(f"a response of {len(token_ids)} tokens, not of 1 to {asked['max_tokens']}")
+        numbers = all(type(value) in (int, float) for value in said) and np.isfinite(logprobs) & (logprobs <= 0)
+        if len(said) != len(token_ids) or not np.all(numbers):
+            raise self._stranger("log-probabilities that are not a finite number up to 0 for each token")
+        if not self._ends(token_ids, choice["finish_reason"], asked):
+            raise self._stranger(f"a response that ends otherwise than by {choice['finish_reason']!r:.40}")
+        return SampledResponse(token_ids, logprobs, finish_reason(choice["finish_reason"]))
+
+    def _ends(self, token_ids: list[int], reason: object, asked: dict[str, Any]) -> bool:
+        """Whether a response ends where and how it is said to."""
+        if not set(self._eos).isdisjoint(token_ids[:-1]):
+            return False
+        if token_ids[-1] in self._eos:
+            return reason == "stop"
+        if reason == "stop":
+            return first_stop(self._decode(token_ids), asked["stop"]) is not None
+        return reason == "length" and len(token_ids) == asked["max_tokens"]

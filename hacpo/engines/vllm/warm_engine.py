@@ -57,8 +57,8 @@ class Reloadable(Sampler, Protocol):
         """End."""
 
 
-Start = Callable[[Path, Sequence[int]], Reloadable]
-"""From a model folder and its EOS tokens to an engine with its weights."""
+Start = Callable[[Path, ChatTokenizer], Reloadable]
+"""From a model folder and its tokenizer to an engine with its weights."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Resident:
     def _started(self, folder: Path, tokenizer: ChatTokenizer, scorer: Scorer) -> float:
         self.close()
         self.metrics["vllm_starts"] = 1
-        self.engine = self.start(folder, tokenizer.stop_token_ids)
+        self.engine = self.start(folder, tokenizer)
         try:
             difference = _probe_difference(self.engine, tokenizer, scorer)
         except HacpoError:
