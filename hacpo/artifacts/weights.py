@@ -110,10 +110,11 @@ def base_of(folder: Path) -> tuple[Path, str]:
     try:
         content: Any = load_json(path)
         base, policy = content["folder"], content["policy"]
+        if not isinstance(base, str) or not isinstance(policy, str):
+            raise TypeError("no text")
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        base = policy = None
-    if not isinstance(base, str) or not isinstance(policy, str):
-        raise ArtifactError("names no base model of the adapter", where=path)
+        # Raised in here, it is told from a disk that does not let the file be read (`made_plain`).
+        raise ArtifactError("names no base model of the adapter", where=path) from None
     return folder / base, policy
 
 

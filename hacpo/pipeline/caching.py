@@ -101,6 +101,11 @@ class CheckpointCache:
                 if not all(self._is_whole(step, agent) for agent in self._agents):
                     set_cached(self.pipeline, step, cached=False)
 
+    def has(self, step: int) -> bool:
+        """Whether the cache holds all that the lock names of a step's checkpoints."""
+        self.books.stages(step_file(self.pipeline, step))  # which notes what is recorded of them
+        return all(self._is_whole(step, agent) for agent in self._agents)
+
     @property
     def remarks(self) -> list[str]:
         """What of the steps that are no longer wanted is still in the cache, and why."""

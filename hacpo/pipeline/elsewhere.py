@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hacpo.errors import ArtifactError
+from hacpo.errors import ArtifactError, HacpoError
 from hacpo.phrases import ranges
 from hacpo.pipeline.dvc_files import cached_steps
 from hacpo.pipeline.order import step_file
@@ -43,7 +43,7 @@ def checkpoint_command(pipeline: Pipeline, step: int, agent: str) -> str:
     if was_pruned(pipeline.layout, step, agent) is not None:
         return pipeline.command("restore", step, agent=agent)
     if not pipeline.layout.checkpoint(step, agent).is_dir() and step in cached_steps(pipeline):
-        return f"dvc pull {step_file(pipeline, step)}"
+        return f"dvc {_way(pipeline, [step])} {step_file(pipeline, step)}"
     with contextlib.suppress(ArtifactError):
         if step in not_here(pipeline):
             return pipeline.command("run")
@@ -53,10 +53,26 @@ def checkpoint_command(pipeline: Pipeline, step: int, agent: str) -> str:
 def described(pipeline: Pipeline, steps: Sequence[int]) -> str:
     """What to say of them, in one line."""
     shared = sorted(cached_steps(pipeline) & set(steps))
-    ways = [f"`dvc pull` brings {_named(shared)} if pushed"] if shared else []
+    ways = []
+    if shared:
+        way = _way(pipeline, shared)
+        ways = [f"`dvc {way}` brings {_named(shared)}{' if pushed' if way == 'pull' else ''}"]
     if len(shared) < len(steps):
         ways.append(f"`{pipeline.command('run')}` trains {'the others' if shared else 'them'} again")
     return f"checkpoints are not here: {_named(steps)}; {', '.join(ways)}"
+
+
+def _way(pipeline: Pipeline, steps: Sequence[int]) -> str:
+    """What DVC needs to be told to bring checkpoints: a remote, which a project may lack, only where its own cache does
+    not have them."""
+    from hacpo.pipeline.bookkeeping import Books
+    from hacpo.pipeline.caching import CheckpointCache
+
+    with contextlib.suppress(HacpoError):
+        cache = CheckpointCache(pipeline, Books(pipeline.root))
+        if all(cache.has(step) for step in steps):
+            return "checkout"
+    return "pull"
 
 
 def _named(steps: Sequence[int]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,10 @@ def read_started_from(folder: Path) -> tuple[str, str] | None:
         return None
     try:
         content: Any = load_json(path)
-    except (OSError, ValueError, RecursionError):
-        content = None
-    repository, commit = (content.get("hub"), content.get("commit")) if isinstance(content, Mapping) else (None, None)
-    if not isinstance(repository, str) or not isinstance(commit, str) or not COMMIT.fullmatch(commit):
-        raise ArtifactError("names no hub repository and commit", where=path)
+        repository, commit = content["hub"], content["commit"]
+        if not isinstance(repository, str) or not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+            raise TypeError("no names")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        # Raised in here, it is told from a disk that does not let the file be read (`made_plain`).
+        raise ArtifactError("names no hub repository and commit", where=path) from None
     return repository, commit

@@ -16,9 +16,11 @@ import pytest
 
 from conftest import Cli, contents, environment
 from hacpo.artifacts.storage import made_plain, refusal, refused
+from hacpo.artifacts.weights import ADAPTER_BASE, base_of
 from hacpo.errors import ArtifactError, RewardError, StorageError
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.leases import Holder, lease
+from hacpo.settings.model_source import STARTED_FROM, read_started_from
 from soak import shim
 from soak.frame import SkippedError
 
@@ -79,6 +81,26 @@ def test_an_error_that_the_machine_caused_says_so_and_another_stays_as_it_is() -
     assert "there: cannot be written: disk quota exceeded. Nothing was changed; make room, then" in str(
         refused(Path("there"), "disk quota exceeded")
     )
+
+
+@pytest.mark.parametrize(("reader", "name"), [(base_of, ADAPTER_BASE), (read_started_from, STARTED_FROM)])
+def test_a_file_that_could_not_be_opened_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: Callable[[Path], object], name: str
+) -> None:
+    (tmp_path / name).write_text('{"folder": "a", "policy": "b", "hub": "c/d", "commit": 5}')
+    real = os.open
+
+    def no_more(path: str, flags: int, *rest: int) -> int:
+        if Path(path).name == name:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", no_more)
+    with pytest.raises(ArtifactError) as refusing:
+        reader(tmp_path)
+    plain = made_plain(refusing.value)
+    assert plain is not None
+    assert "too many open files" in str(plain)
 
 
 @pytest.mark.parametrize("command", [["verify", RUN, *ADA], ["run", RUN, "--jobs", "1"], ["audit", RUN]])

@@ -497,17 +497,23 @@ def test_checkpoints_that_are_not_here_are_said_once(cli: Cli, finished_copy: Pa
     status = cli("status", RUN).out
     assert "small: 2 of 2 steps done" in status
     said = (
-        "checkpoints are not here: steps 0-2; `dvc pull` brings step 2 if pushed, `hacpo run pipelines/small` trains "
-        "the others again"
+        "checkpoints are not here: steps 0-2; `dvc checkout` brings step 2, `hacpo run pipelines/small` trains the "
+        "others again"
     )
     assert status.count("not here") == status.count(said) == 1
     audit = cli("audit", RUN)
     assert audit.code == 0, audit.out
     assert " ".join(audit.out.split()).count(said) == 1
     for words, remedy in (
-        (("export", RUN, "model", "--agent", "ada", "--step", 2), "dvc pull pipelines/small/steps/0002/dvc.yaml"),
+        (("export", RUN, "model", "--agent", "ada", "--step", 2), "dvc checkout pipelines/small/steps/0002/dvc.yaml"),
         (("evaluate", RUN, "--agent", "ada", "--step", 0), "hacpo run pipelines/small"),
     ):
         assert f"Run `{remedy}`" in cli(*words).error
+    command(finished_copy, *DVC, "checkout", f"{RUN}/steps/0002/dvc.yaml")
+    assert cli("export", RUN, "model", "--agent", "ada", "--step", 2).code == 0
+    # What the cache does not have comes from a remote.
+    cached(finished_copy, 2).unlink()
+    shutil.rmtree(ARTIFACTS / "checkpoints")
+    assert "; `dvc pull` brings step 2 if pushed, " in cli("status", RUN).out
     assert cli("run", RUN, "--jobs", 1).code == 0
     assert "not here" not in cli("status", RUN).out

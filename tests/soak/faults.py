@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import shim, starved
+from . import checks, shim, starved
 from .forks import Done, Forks
 from .frame import Bench, Part, Trial
 from .sandbox import copy_tree
@@ -242,6 +242,7 @@ def attack(ground: Ground, planned: Planned, trial: Trial) -> None:
     )
     if not tolerated and (left := starved.leftovers(folder, at_rest=False)):
         trial.find("leftover", f"{planned}: after the fault: {left[:5]}")
+    checks.age(folder / "project")
     again = starved.hacpo(ground.forks, folder, *scenario.arguments)
     with trial.log.open("a") as log:
         log.write(f"again: exit code {again.code}\n{again.out}\n{again.err}\n")

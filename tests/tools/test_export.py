@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_leaves_nothing(cli: Cli, finished_copy: Path, tmp_
     # A checkpoint that is gone is named with the command that brings it: the newest is in DVC's cache.
     checkpoint.rename(tmp_path / "gone")
     refused = cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 2)
-    assert "run `dvc pull pipelines/small/steps/0002/dvc.yaml`" in refused.error.replace("Run", "run")
+    assert "run `dvc checkout pipelines/small/steps/0002/dvc.yaml`" in refused.error.replace("Run", "run")
 
 
 def test_licence_and_data_sets_come_from_the_files(cli: Cli, finished_copy: Path, tmp_path: Path) -> None:

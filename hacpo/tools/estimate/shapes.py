@@ -189,8 +189,11 @@ def from_folder(folder: Path) -> ModelShape:
     path = folder / "config.json"
     try:
         config = load_json(path)
-    except (OSError, ValueError, RecursionError):
-        config = None
-    if not isinstance(config, Mapping):
-        raise ModelError("has no readable config.json", where=folder, remedy="name a model folder in params.yaml")
+        if not isinstance(config, Mapping):
+            raise TypeError("no mapping")
+    except (OSError, ValueError, TypeError, RecursionError):
+        # Raised in here, it is told from a disk that does not let the file be read (`made_plain`).
+        raise ModelError(
+            "has no readable config.json", where=folder, remedy="name a model folder in params.yaml"
+        ) from None
     return dataclasses.replace(from_config(config, where=path), start=folder)
