@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hacpo.artifacts.storage import MACHINES, refusal
 from hacpo.artifacts.tables import Table
 from hacpo.artifacts.text_files import check_regular, parse_json
 from hacpo.errors import ArtifactError
@@ -137,6 +138,8 @@ def _read_shard(
             once = [name for name in names if schema.names.count(name) == 1]
             content = opened.read(columns=once)
     except Exception as error:  # a damaged file makes pyarrow raise whatever its damage leads to
+        if (refused := refusal(error)) is not None and refused.number in MACHINES:
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         problem = f"damaged or truncated: {reason}"
         whole = "a whole Parquet file"

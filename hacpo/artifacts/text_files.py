@@ -51,13 +51,18 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe or a device before a library opens it and waits.
+    """Refuse what a library would wait for, a pipe or a device, and what the system does not open, which libraries in
+    Rust call a missing file whatever the reason.
 
     Raises:
-        OSError: it is one, or cannot be looked at.
+        OSError: it is one, or cannot be opened.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    finally:
+        os.close(opened)
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:

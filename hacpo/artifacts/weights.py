@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.text_files import check_regular, load_json
 from hacpo.errors import ArtifactError, ModelError
 
 _CHUNK = 1 << 22
@@ -94,6 +94,7 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_regular(file)
         with safe_open(file, framework="numpy") as opened:
             return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, SafetensorError) as error:

@@ -167,6 +167,12 @@ def failing(finished_copy: Path, tmp_path: Path) -> Callable[..., subprocess.Com
             ["stages.advantage", RUN, *STEP],
             "the system refuses it: input/output error. Look after the disk",
         ),
+        (  # safetensors says of every file that the system does not open that there is none
+            "open-read artifacts/small/checkpoints/step=#/agent=A/trainer/optimizer.safetensors",
+            errno.EMFILE,
+            ["stages.update", RUN, "--step", "2", "--agent", "ada"],
+            "the system refuses it: too many open files. Allow more open files",
+        ),
         (
             "rename artifacts/small/capability/step=#",
             errno.ENOSPC,

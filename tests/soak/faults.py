@@ -210,6 +210,8 @@ def _judge_line(trial: Trial, what: str, done: Done, fault: Fault) -> None:
     reasons = [os.strerror(fault.number).lower()]
     if fault.site.path.startswith("site/"):  # SQLite has its own words
         reasons.append("a database of dvc: ")
+    if fault.site.operation == "close":  # and so has Arrow
+        reasons.append("error closing file")
     if done.code != _REFUSED or len(lines) != 1 or not any(reason in lines[0].lower() for reason in reasons):
         trial.find("refused", f"{what}: exit code {done.code}, {done.err.strip()[-600:]}")
 
@@ -237,9 +239,7 @@ def attack(ground: Ground, planned: Planned, trial: Trial) -> None:
     if wrong := starved.half_written(folder, golden):
         trial.find("wrong bytes", f"{planned}: under their own names after the fault: {wrong[:5]}")
     by_dvc = scenario.arguments[0] == "run"  # its temporary files go when the next run begins
-    tolerated = (
-        by_dvc or fault.lasting or fault.site.operation in ("unlink", "rmdir") or fault.site.path.endswith("-old")
-    )
+    tolerated = by_dvc or fault.lasting or fault.site.operation in ("unlink", "rmdir") or "-old" in fault.site.path
     if not tolerated and (left := starved.leftovers(folder, at_rest=False)):
         trial.find("leftover", f"{planned}: after the fault: {left[:5]}")
     checks.age(folder / "project")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hacpo.artifacts.model_folder import check_config, why_unloadable
-from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.text_files import check_regular, load_json
 from hacpo.artifacts.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config, policy_hash
 from hacpo.errors import ArtifactError, ModelError, SettingsError
 from hacpo.seeds import derive_seed
@@ -199,6 +199,7 @@ def load_adapter(model: Any, folder: Path) -> None:
         config = load_json(folder / ADAPTER_CONFIG)
         base = load_json(folder / ADAPTER_BASE)
         _inject(model, config)
+        check_regular(folder / ADAPTER_WEIGHTS)
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         parameters = _parameters(model)
         if odd := sorted(tensors.keys() ^ parameters.keys()):

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from hacpo.artifacts.storage import write_json
-from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.text_files import check_regular, load_json
 from hacpo.artifacts.weights import optimizer_files, optimizer_name
 from hacpo.engines.training.policy import like, whole
 from hacpo.engines.training.processes import leads
@@ -173,6 +173,7 @@ def _files_by_key(folder: Path) -> dict[str, Path]:
     """Key of every tensor in a folder's state -> the file that has it."""
     found: dict[str, Path] = {}
     for file in optimizer_files(folder):
+        check_regular(file)
         with safe_open(file, framework="pt") as opened:
             found |= dict.fromkeys(opened.keys(), file)
     return found
