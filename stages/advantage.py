@@ -29,14 +29,13 @@ def advantage(
         capability_summary,
     )
     from hacpo.algorithm.rollouts import Row, first_problems, in_order, reward_array
-    from hacpo.artifacts import storage, tables
-    from hacpo.artifacts.tables import step_dir
+    from hacpo.artifacts import tables
     from hacpo.errors import SettingsError
     from hacpo.pipeline import lessons
 
     settings, step, limit = stage.settings, stage.step, stage.limit
     agents = list(settings.agents)
-    whole_run = stage.inputs == stage.outputs
+    whole_run = stage.in_place
     if learner is not None and (learner not in agents or whole_run):
         raise SettingsError(
             f"--learner {learner} cannot be used here", expected=f"one of {', '.join(agents)}, together with --out"
@@ -63,13 +62,8 @@ def advantage(
         settings.algorithm.capability,
         _oracle(stage, problem_ids),
     )
-    with (
-        storage.atomic(stage.outputs.capability(step).parent) as capability,
-        storage.atomic(stage.outputs.root / tables.ADVANTAGES.within(step_dir(step))) as advantages,
-    ):
-        capability.mkdir()
-        stage.write(capability / tables.CAPABILITY.file, tables.CAPABILITY, rows)
-        advantages.mkdir()
+    with stage.replacing(tables.CAPABILITY), stage.replacing(tables.ADVANTAGES):
+        stage.write(tables.CAPABILITY, rows)
         for name in agents if learner is None else [learner]:
             columns = advantage_columns(
                 ordered,
@@ -81,10 +75,9 @@ def advantage(
                 capability_settings=settings.algorithm.capability,
             )
             stage.write(
-                advantages / f"{tables.ADVANTAGES.per}={name}",
                 tables.ADVANTAGES,
                 columns,
-                agent=name,
+                whose=name,
                 rows_per_shard=settings.storage.rows_per_shard,
             )
             stage.metrics |= {f"{name}.{key}": value for key, value in advantage_summary(columns).items()}

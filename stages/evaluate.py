@@ -45,7 +45,7 @@ def evaluate(stage: Stage) -> None:
             engine.sampler, engine.policy, settings.engine, stage.outputs.saved(tables.EVALUATIONS.name, step, agent)
         )
         for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
-            problems = stage.read_problems(benchmark.data).to_pylist()[: stage.limit]
+            problems = stage.read(tables.PROBLEMS, benchmark.data).to_pylist()[: stage.limit]
             asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
             prompts = {problem["problem_id"]: prompt_token_ids(tokenizer, problem, mine.prompt) for problem in problems}
             responses = sampler.sample(
@@ -102,12 +102,7 @@ def evaluate(stage: Stage) -> None:
             stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
     engine.rest()
     stage.metrics |= engine.metrics
-    stage.write(
-        stage.outputs.evaluation(step, agent),
-        tables.EVALUATIONS,
-        rows,
-        rows_per_shard=settings.storage.rows_per_shard,
-    )
+    stage.write(tables.EVALUATIONS, rows, rows_per_shard=settings.storage.rows_per_shard)
     sampler.forget()
     check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(step, agent))
     stage.summary = ", ".join(

@@ -75,7 +75,6 @@ def generate(stage: Stage) -> None:
     scored = time.perf_counter()
     texts = [tokenizer.decode(response.token_ids) for response in responses]
     stage.write(
-        stage.outputs.path(table, step, agent),
         table,
         {
             "rollout_id": [rollout_id(step, agent, problem, sample, side=side) for problem, sample in keys],

@@ -57,7 +57,6 @@ def pool(stage: Stage) -> None:
         on_progress=stage.progress,
     )
     stage.write(
-        stage.outputs.pool(stage.step, learner),
         tables.POOL,
         to_columns(rows, tables.POOL.schema.names),
         rows_per_shard=settings.storage.rows_per_shard,

@@ -11,8 +11,7 @@ from hacpo.pipeline.stage_command import stage_command
 @stage_command(PREPARE)
 def prepare(stage: Stage) -> None:
     """Write data/<set>/<split>.parquet, schedule.parquet and each step's prompts."""
-    from hacpo.artifacts import storage, tables
-    from hacpo.artifacts.tables import step_dir
+    from hacpo.artifacts import tables
     from hacpo.data import problems
 
     settings = stage.settings
@@ -23,14 +22,14 @@ def prepare(stage: Stage) -> None:
     schedule = problems.schedule(
         sets[settings.data.train], steps=settings.steps, prompts=settings.batch.prompts, seed=settings.seed
     )
-    with storage.atomic(stage.outputs.data) as scratch:
+    with stage.replacing(tables.PROBLEMS):
         for name, rows in sets.items():
-            stage.write(scratch / f"{name}.parquet", tables.PROBLEMS, rows, without=("seed", "steps", "batch"))
-    stage.write(stage.outputs.schedule, tables.SCHEDULE, schedule)
-    with storage.atomic(stage.outputs.root / tables.PROMPTS.folder) as scratch:
+            stage.write(tables.PROBLEMS, rows, whose=name, without=("seed", "steps", "batch"))
+    stage.write(tables.SCHEDULE, schedule)
+    with stage.replacing(tables.PROMPTS):
         for step in range(1, settings.steps + 1):
             rows = [row for row in schedule if row["step"] == step]
-            stage.write(scratch / step_dir(step), tables.PROMPTS, rows, step=step, without=("steps", "data"))
+            stage.write(tables.PROMPTS, rows, step=step, without=("steps", "data"))
     stage.metrics |= {f"problems.{name}": len(rows) for name, rows in sets.items()}
     stage.metrics["scheduled"] = len(schedule)
     epochs = len(schedule) / len(sets[settings.data.train])

@@ -19,7 +19,7 @@ from hacpo.pipeline.stage_command import stage_command
 @stage_command(UPDATE)
 def update(stage: Stage) -> None:
     """Write updates/step=<step>/agent=<name>/trace.parquet and checkpoints/step=<step>/agent=<name>."""
-    from hacpo.artifacts import storage, tables
+    from hacpo.artifacts import tables
 
     settings, step, agent = stage.settings, stage.step, stage.mine
     launcher = settings.launcher
@@ -72,17 +72,12 @@ def update(stage: Stage) -> None:
             return
         order = {row["rollout_id"]: number for number, row in enumerate(rows)}
         trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
-        with (
-            storage.atomic(stage.outputs.checkpoint(step, agent)) as checkpoint,
-            storage.atomic(stage.outputs.trace(step, agent).parent) as updates,
-        ):
-            checkpoint.mkdir()
+        with stage.replacing(tables.CHECKPOINT) as checkpoint, stage.replacing(tables.TRACE):
             save_model(trainer.model, checkpoint, like=before, weights=weights)
             trainer.save(checkpoint / "trainer")
             stage.policy = policy_hash(checkpoint)
-            updates.mkdir()
-            stage.write(updates / tables.TRACE.file, tables.TRACE, trace)
-    if stage.inputs == stage.outputs and not shards:
+            stage.write(tables.TRACE, trace)
+    if stage.in_place and not shards:
         stage.session.models.keep(agent, stage.policy, settings.engine, model)
     stage.metrics |= metrics
     stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
@@ -165,7 +160,7 @@ def _launched(stage: Stage) -> None:
 
     assert stage.agent is not None
     arguments = [str(stage.pipeline.folder), "--step", str(stage.step), "--agent", stage.agent]
-    arguments += ["--out", str(stage.outputs.root)] if stage.outputs != stage.inputs else []
+    arguments += ["--out", str(stage.outputs.root)] if not stage.in_place else []
     arguments += ["--limit", str(stage.limit)] if stage.limit is not None else []
     for override in stage.overrides:
         arguments += ["--set", override]

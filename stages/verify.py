@@ -23,7 +23,6 @@ def verify(stage: Stage) -> None:
     prompts = stage.read(tables.PROMPTS).to_pylist()
     answers = {row["problem_id"]: row["answer"] for row in prompts}
     drawn, judged = (SIDE_ROLLOUTS, SIDE_VERDICTS) if side else (ROLLOUTS, VERDICTS)
-    target = stage.outputs.path(judged, step, agent)
     columns = ["rollout_id", "step", "agent", "problem_id", "sample", "text", "finish_reason"]
     rollouts = stage.read(drawn, columns=columns).to_pylist()
     check_whole(
@@ -38,7 +37,7 @@ def verify(stage: Stage) -> None:
     rollouts = first_problems(rollouts, stage.limit)
     problems = {}
     if not settings.verification.is_math:
-        rows = stage.read_problems(settings.data.train).to_pylist()
+        rows = stage.read(tables.PROBLEMS, settings.data.train).to_pylist()
         problems = {row["problem_id"]: row for row in rows if row["problem_id"] in answers}
         if answers.keys() - problems.keys():
             raise ArtifactError(
@@ -60,7 +59,6 @@ def verify(stage: Stage) -> None:
     with Verifier(settings.verification, stage.pipeline.root) as verifier:
         verdicts = verifier.verify(requests, on_progress=stage.progress)
     stage.write(
-        target,
         judged,
         {
             "rollout_id": [row["rollout_id"] for row in rollouts],
@@ -74,7 +72,7 @@ def verify(stage: Stage) -> None:
         },
         rows_per_shard=settings.storage.rows_per_shard,
     )
-    check_error_rate(verdicts, settings.verification, where=target)
+    check_error_rate(verdicts, settings.verification, where=stage.outputs.path(judged, step, agent))
     counts = Counter(verdict.verdict for verdict in verdicts)
     stage.metrics |= {f"verdict.{name}": count for name, count in sorted(counts.items())}
     stage.metrics["accuracy"] = sum(verdict.reward for verdict in verdicts) / len(verdicts)

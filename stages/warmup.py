@@ -12,14 +12,13 @@ from hacpo.pipeline.stage_command import stage_command
 def warmup(stage: Stage) -> None:
     """Write checkpoints/step=0000/agent=<name>: train a tiny model (--limit N: for N steps), or take a model from a
     folder or the hub."""
-    from hacpo.artifacts import storage
+    from hacpo.artifacts.tables import CHECKPOINT
     from hacpo.artifacts.weights import policy_hash
     from hacpo.engines.models.adapter import check_adapter
 
     agent = stage.mine
     settings = stage.settings.agents[agent]
-    with storage.atomic(stage.outputs.checkpoint(0, agent)) as scratch:
-        scratch.mkdir()
+    with stage.replacing(CHECKPOINT) as scratch:
         if settings.model is not None:
             from hacpo.engines.models.first_checkpoint import start_from_model
 

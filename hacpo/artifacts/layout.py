@@ -27,7 +27,7 @@ class Layout:
     @property
     def data(self) -> Path:
         """All problem sets."""
-        return self.path(tables.DATA)
+        return self.path(tables.PROBLEMS)
 
     def problems(self, name: str) -> Path:
         """One `<set>/<split>`."""
@@ -83,8 +83,8 @@ class Layout:
         return self.path(tables.EVALUATIONS, step, agent)
 
     def metrics(self, stage: str, step: int, agent: str) -> Path:
-        """Flat numbers about one stage's work."""
-        return self.path(tables.METRICS) / stage / step_dir(step) / f"{agent}.json"
+        """Flat numbers about one stage's work, as a whole where no agent is named."""
+        return self.root / tables.metrics_file(stage, step_dir(step), agent)
 
     def saved(self, table: str, step: int, agent: str) -> Path:
         """What a stage keeps while it is at work, so that it can go on after a kill; outside every table's folder."""

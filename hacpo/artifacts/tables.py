@@ -53,6 +53,11 @@ class Artifact:
     file: str = ""
     about: str = ""
 
+    @property
+    def pattern(self) -> str:
+        """A regular expression of where it lies below a run's root, of any step and agent (groups `step`, `agent`)."""
+        return self.path(r"step=(?P<step>\d{4})", "(?P<agent>[^/]+)")
+
     def within(self, step: str = "", agent: str = "") -> str:
         """Its folder, of one step (as `step_dir` spells it) and agent where these are given: all of them else."""
         if self.per == "run":
@@ -63,6 +68,12 @@ class Artifact:
     def path(self, step: str = "", agent: str = "") -> str:
         """The file or folder itself: `rollouts/step=0007/agent=ada`."""
         return "/".join(part for part in (self.within(step, agent), self.file) if part)
+
+
+def metrics_file(stage: str, step: str, agent: str) -> str:
+    """Where a stage's numbers lie below the run's root: of a step (as `step_dir` spells it), and of an agent unless it
+    serves all at once."""
+    return f"{METRICS.folder}/{stage}/{step}/{agent or WHOLE_STEP}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +115,6 @@ class Table(Artifact):
 SETTINGS = Artifact(
     "settings", "", "run", "settings.json", "every setting, defaults and recipe filled in (docs/settings.md)"
 )
-DATA = Artifact("data", "data", "run")
 CHECKPOINT = Artifact(
     "checkpoint",
     "checkpoints",
@@ -114,6 +124,8 @@ CHECKPOINT = Artifact(
     "repository and commit",
 )
 METRICS = Artifact("metrics", "metrics", "run")
+WHOLE_STEP = "all"
+"""Name of the metrics file of a stage that serves all agents at once."""
 REPORT = Artifact("report", "report", "run", "index.html", "one page without anything from elsewhere")
 CURVES = Artifact(
     "curves", "report", "run", "curves.csv", "held-out results by step, one column per series (docs/evaluation.md)"

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from hacpo.artifacts.tables import (
     ADVANTAGES,
     CAPABILITY,
     CHECKPOINT,
     CURVES,
-    DATA,
     EVALUATIONS,
     HEADLINES,
     METRICS,
@@ -39,6 +37,10 @@ from hacpo.settings.model_source import hub_repository
 from hacpo.settings.root import Settings
 from hacpo.verifying.function import module_file
 
+if TYPE_CHECKING:
+    from hacpo.pipeline.project import Pipeline
+
+_T = TypeVar("_T")
 When = Callable[[Settings, int], bool]
 """Whether something holds for the settings of a run at a step."""
 
@@ -51,20 +53,33 @@ class Use:
         step: that of the stage (`this`), the one before, the first (0), or all of them.
         whose: the agent's whose part of the step it is, or every agent's.
         when: only under some settings or at some steps.
+        only: one file of its folder alone.
     """
 
     artifact: Artifact
     step: Literal["this", "before", "start", "all"] = "this"
     whose: Literal["own", "all"] = "own"
     when: When | None = None
+    only: Callable[[Settings], str] | None = None
 
     def holds(self, settings: Settings, step: int) -> bool:
         """Whether the stage uses it."""
         return self.when is None or self.when(settings, step)
 
-    def steps(self, step: int) -> int | None:
-        """The step whose artifact a stage of `step` uses; None: every step's."""
-        return {"this": step, "before": step - 1, "start": 0}.get(self.step)
+    def of_steps(self, this: _T, before: _T, start: _T) -> _T | None:
+        """Which of these it uses: the stage's own step, the one before, or the start; None: every step."""
+        return {"this": this, "before": before, "start": start}.get(self.step)
+
+    def covers(self, artifact: Artifact, step: int | None, whose: str, *, at: int, mine: str) -> bool:
+        """Whether a stage of the step `at` and the agent `mine` uses this artifact, of that step (None: of all of them)
+        and of the agent `whose` (empty: of all of them)."""
+        return self.artifact == artifact and (
+            artifact.per == "run"
+            or (
+                self.of_steps(at, at - 1, 0) in (None, step)
+                and (artifact.per == "step" or self.whose == "all" or whose == mine != "")
+            )
+        )
 
 
 def this(artifact: Artifact, when: When | None = None) -> Use:
@@ -99,7 +114,7 @@ class StageSpec:
         settings: dotted keys that it reads, `{agent}` standing for the agent's name; DVC re-runs it for these alone.
         reads: artifacts of the run; an attempt to read another is refused.
         writes: artifacts of the run.
-        outside: files of the project that it reads.
+        outside: files of the project that it reads, of a run and for an agent, relative to the project's root.
         when: only under some settings.
         metrics: whether it leaves numbers in `metrics/<name>`.
         side: it draws or verifies a side sample.
@@ -111,7 +126,7 @@ class StageSpec:
     settings: tuple[str, ...]
     reads: tuple[Use, ...]
     writes: tuple[Use, ...]
-    outside: Callable[[Settings, Path, str], tuple[str, ...]] = field(default=lambda _settings, _root, _agent: ())
+    outside: Callable[[Pipeline, str], tuple[str, ...]] = field(default=lambda _pipeline, _agent: ())
     when: When | None = None
     metrics: bool = True
     side: bool = False
@@ -129,17 +144,6 @@ class StageSpec:
         """Whether it is one of a step's stages (0: the start's)."""
         due = {"start": step == 0, "step": step > 0, "evaluation": settings.evaluated(step)}.get(self.at, False)
         return due and (self.when is None or self.when(settings, step))
-
-    def reads_of(self, settings: Settings, artifact: Artifact, whose: str, mine: str, step: int, other: int) -> bool:
-        """Whether the stage of a step and of the agent `mine`, under a run's settings, reads an artifact of the agent
-        `whose` and the step `other`."""
-        return any(
-            use.artifact == artifact
-            and use.holds(settings, step)
-            and (use.step == "all" or use.steps(step) == other or artifact.per == "run")
-            and (use.whose == "all" or whose in (mine, ""))
-            for use in self.reads
-        )
 
 
 # --- what uses depend on ---------------------------------------------------------------------------------------------
@@ -171,26 +175,30 @@ def _graded(settings: Settings, _step: int) -> bool:
 # --- files of the project --------------------------------------------------------------------------------------------
 
 
-def _reward_file(settings: Settings, root: Path, _agent: str) -> tuple[str, ...]:
+def _settings_files(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
+    return pipeline.settings_files
+
+
+def _reward_file(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
     """The module of the run's reward function, where it is a file of the project: editing it re-runs what calls it."""
-    verification = settings.verification
-    file = None if verification.is_math else module_file(verification.reward, root)
+    verification = pipeline.settings.verification
+    file = None if verification.is_math else module_file(verification.reward, pipeline.root)
     return () if file is None else (file.as_posix(),)
 
 
-def _problem_files(settings: Settings, _root: Path, _agent: str) -> tuple[str, ...]:
-    return tuple(source.path for source in settings.data.sets.values() if source.path is not None)
+def _problem_files(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
+    return tuple(source.path for source in pipeline.settings.data.sets.values() if source.path is not None)
 
 
-def _model_folder(settings: Settings, root: Path, agent: str) -> tuple[str, ...]:
+def _model_folder(pipeline: Pipeline, agent: str) -> tuple[str, ...]:
     """The model folder an agent starts from; a model on the hub is no file that DVC could follow."""
-    mine = settings.agents[agent]
-    folder = None if hub_repository(mine.model, root) is not None else mine.model
+    mine = pipeline.settings.agents[agent]
+    folder = None if hub_repository(mine.model, pipeline.root) is not None else mine.model
     return tuple(path for path in (folder, mine.chat_template) if path is not None)
 
 
-def _oracle_table(settings: Settings, _root: Path, _agent: str) -> tuple[str, ...]:
-    table = settings.algorithm.capability.oracle_table
+def _oracle_table(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
+    table = pipeline.settings.algorithm.capability.oracle_table
     return () if table is None else (table,)
 
 
@@ -200,14 +208,26 @@ _START = tuple(f"agents.{{agent}}.{name}" for name in AgentSettings.model_fields
 """What an agent starts from: all that is said of it but how it is asked and how it samples."""
 _SAMPLING = ("seed", "agents.{agent}.sampling", "agents.{agent}.prompt")
 
-RESOLVE = StageSpec("resolve", "before", "run", (), (), (this(SETTINGS),), metrics=False)
+_GRADED_BY = Use(PROBLEMS, when=_graded, only=lambda settings: f"{settings.data.train}.parquet")
+"""What a reward function is given beside a training response."""
+
+RESOLVE = StageSpec(
+    "resolve",
+    "before",
+    "run",
+    settings=(),  # every one, from params.yaml itself
+    reads=(),
+    writes=(this(SETTINGS),),
+    outside=_settings_files,
+    metrics=False,
+)
 PREPARE = StageSpec(
     "prepare",
     "before",
     "run",
     settings=("seed", "steps", "data", "batch.prompts"),
     reads=(),
-    writes=(this(DATA), this(SCHEDULE), of_all(PROMPTS, "all")),
+    writes=(this(PROBLEMS), this(SCHEDULE), of_all(PROMPTS, "all")),
     outside=_problem_files,
 )
 WARMUP = StageSpec(
@@ -232,7 +252,7 @@ VERIFY = StageSpec(
     "step",
     "agent",
     settings=("verification", "data.train", "storage"),
-    reads=(this(PROMPTS), this(ROLLOUTS), this(PROBLEMS, _graded)),
+    reads=(this(PROMPTS), this(ROLLOUTS), _GRADED_BY),
     writes=(this(VERDICTS),),
     outside=_reward_file,
 )
@@ -252,7 +272,7 @@ SIDE_VERIFY = StageSpec(
     "step",
     "agent",
     settings=VERIFY.settings,
-    reads=(this(PROMPTS), this(SIDE_ROLLOUTS), this(PROBLEMS, _graded)),
+    reads=(this(PROMPTS), this(SIDE_ROLLOUTS), _GRADED_BY),
     writes=(this(SIDE_VERDICTS),),
     outside=_reward_file,
     when=_side_sample,
@@ -330,7 +350,7 @@ EVALUATE = StageSpec(
         "verification",
         "storage",
     ),
-    reads=(this(DATA), this(CHECKPOINT), start(CHECKPOINT, _adapters)),
+    reads=(this(PROBLEMS), this(CHECKPOINT), start(CHECKPOINT, _adapters)),
     writes=(this(EVALUATIONS),),
     outside=_reward_file,
 )
@@ -341,7 +361,7 @@ REPORT_STAGE = StageSpec(
     settings=("report",),
     reads=(
         this(SETTINGS),
-        this(DATA),
+        this(PROBLEMS),
         this(SCHEDULE),
         of_all(CHECKPOINT, "start"),
         *(of_all(table, "all") for table in (ROLLOUTS, VERDICTS, CAPABILITY, POOL, ADVANTAGES, TRACE, EVALUATIONS)),
@@ -371,10 +391,14 @@ STAGES: Mapping[str, StageSpec] = {spec.name: spec for spec in PIPELINE}
 
 
 def maker_of(artifact: Artifact, step: int | None = None) -> StageSpec:
-    """The stage that writes an artifact (of a step, where the start's is made by another)."""
-    if artifact == PROBLEMS:
-        artifact = DATA
-    makers = [spec for spec in PIPELINE if any(use.artifact == artifact for use in spec.writes)]
+    """The stage that writes an artifact (of a step, where the start's is made by another).
+
+    Raises:
+        LookupError: none does, or each stage a part of it (metrics).
+    """
+    makers = [spec for spec in PIPELINE if spec.makes(artifact)]
+    if not makers:
+        raise LookupError(f"no stage alone makes {artifact.name}")
     return next((spec for spec in makers if (spec.at == "start") == (step == 0)), makers[0])
 
 

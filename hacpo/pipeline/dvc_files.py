@@ -19,23 +19,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hacpo.artifacts.storage import atomic
-from hacpo.artifacts.tables import CHECKPOINT, DATA, PROBLEMS, step_dir
+from hacpo.artifacts.tables import CHECKPOINT, metrics_file, step_dir
 from hacpo.artifacts.text_files import read_text
 from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import PIPELINE, RESOLVE, StageSpec, Use, step_stages
 from hacpo.pipeline.order import step_file, step_files
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings import params
+from hacpo.settings.root import Settings
 
 _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
 _UNCACHED = "          cache: false"
-_CACHED = re.compile(r"      - artifacts/\S+/checkpoints/step=[^:]+")
+_CACHED = re.compile(rf"      - artifacts/\S+/{CHECKPOINT.folder}/step=[^:]+")
 """A checkpoint among the outputs, without a flag."""
-_STEP, _AGENT = "step=${step}", "${item.agent}"
-_STEPS = {"this": _STEP, "before": "step=${prev}", "start": step_dir(0), "all": ""}
+_STEP, _PREVIOUS, _AGENT = "step=${step}", "step=${prev}", "${item.agent}"
 
 
-def _place(use: Use, step: str, agent: str, *, written: bool = False) -> str:
+def _place(use: Use, settings: Settings, step: str, agent: str, *, written: bool = False) -> str:
     """What a stage uses, below `artifacts/<run>`; what it writes as the whole folder that its file lies in.
 
     Args:
@@ -44,8 +44,8 @@ def _place(use: Use, step: str, agent: str, *, written: bool = False) -> str:
     """
     artifact = use.artifact
     if artifact.per == "run":
-        return artifact.path()
-    steps, whose = step if use.step == "this" else _STEPS[use.step], agent if use.whose == "own" else ""
+        return f"{artifact.folder}/{use.only(settings)}" if use.only is not None else artifact.path()
+    steps, whose = use.of_steps(step, _PREVIOUS, step_dir(0)) or "", agent if use.whose == "own" else ""
     return artifact.within(steps, whose) if written or use.whose == "all" else artifact.path(steps, whose)
 
 
@@ -72,17 +72,12 @@ def _entry(
     words = [" --step ${step}"] if templated else []
     words += [] if spec.per == "run" else [f" --{spec.per} {own}"]
     words += [" --side"] if spec.side else []
-    places = [
-        _place(use, folder, own) if use.artifact != PROBLEMS else f"{DATA.folder}/{settings.data.train}.parquet"
-        for use in spec.reads
-        if use.holds(settings, step)
-    ]
-    outside = [*spec.outside(settings, pipeline.root, agent), *(pipeline.settings_files if spec is RESOLVE else ())]
-    deps = [*outside, *(f"{root}/{place}" for place in dict.fromkeys(places))]
+    places = [_place(use, settings, folder, own) for use in spec.reads if use.holds(settings, step)]
+    deps = [*spec.outside(pipeline, agent), *(f"{root}/{place}" for place in dict.fromkeys(places))]
     keys = params.tracked(spec.settings, own)
-    outs = [_place(use, folder, own, written=True) for use in spec.writes if use.artifact != CHECKPOINT]
-    outs += [f"metrics/{spec.name}/{folder}/{'all' if spec.per == 'run' else own}.json"] if spec.metrics else []
-    uncached = [_place(use, folder, own, written=True) for use in spec.writes if use.artifact == CHECKPOINT]
+    outs = [_place(use, settings, folder, own, written=True) for use in spec.writes if use.artifact != CHECKPOINT]
+    outs += [metrics_file(spec.name, folder, "" if spec.per == "run" else own)] if spec.metrics else []
+    uncached = [_place(use, settings, folder, own, written=True) for use in spec.writes if use.artifact == CHECKPOINT]
     lines = [f"  {spec.name}{agent and f'-{agent}'}:"]
     lines += [f"    matrix: {{agent: [{agents}]}}"] if spec.per != "run" and not agent else []
     lines += [f"    wdir: {'/'.join(['..'] * (1 + len(run.split('/')) + below))}"]

@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.durability import flushing
-from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Artifact, step_dir
 from hacpo.engines.training.processes import launched, leads
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
-from hacpo.pipeline import catalogue
-from hacpo.pipeline.catalogue import StageSpec
+from hacpo.pipeline.catalogue import StageSpec, Use, maker_of
+from hacpo.pipeline.declared import DeclaredLayout
 from hacpo.pipeline.elsewhere import checkpoint_command
 from hacpo.pipeline.launching import LineProgress
 from hacpo.pipeline.locks import stage_lock
@@ -35,25 +34,23 @@ from hacpo.settings.root import Settings
 if TYPE_CHECKING:
     from hacpo.tokens.tokenizers import ChatTokenizer
 
-WHOLE_STEP = "all"
-"""Name of the metrics file of a stage that serves all agents at once."""
-
-
-class UndeclaredError(RuntimeError):
-    """A stage opens what its entry in the catalogue does not name: a fault of ours, by which DVC would serve stale
-    results."""
-
 
 @dataclass
 class Stage:
-    """What a stage's body works with."""
+    """What a stage's body works with.
+
+    Attributes:
+        inputs, outputs: where what it declares to read and to write lies; another place is refused.
+        in_place: it works on the run's own files, and not below `--out`.
+    """
 
     spec: StageSpec
     pipeline: Pipeline
     step: int
     agent: str | None
-    inputs: Layout
-    outputs: Layout
+    inputs: DeclaredLayout
+    outputs: DeclaredLayout
+    in_place: bool
     limit: int | None
     overrides: Sequence[str]
     session: Session
@@ -66,6 +63,8 @@ class Stage:
     started: float = field(default_factory=time.perf_counter)
     remarks: Callable[[], Iterable[str]] = tuple
     """Lines to say when the stage is done."""
+    _replacing: dict[Path, Path] = field(default_factory=dict)
+    """Folders of outputs that are being written -> where."""
 
     @property
     def name(self) -> str:
@@ -99,15 +98,13 @@ class Stage:
         Raises:
             UndeclaredError: the catalogue does not say so, and DVC would not re-run the stage for it.
         """
-        step = self.step if step is None else step
-        whose = (self.agent or "") if agent is None else agent
-        if artifact.per in ("run", "step"):
-            whose = ""
-        if not self.spec.reads_of(self.pipeline.settings, artifact, whose, self.agent or "", self.step, step):
-            raise UndeclaredError(
-                f"{self.name} reads {artifact.path(step_dir(step), whose)}, which its entry does not say"
-            )
-        return self.inputs.root / artifact.path("" if artifact.per == "run" else step_dir(step), whose)
+        return self.inputs.path(artifact, *self._part(artifact, agent, step))
+
+    def _part(self, artifact: Artifact, whose: str | None, step: int | None) -> tuple[int | None, str]:
+        """Step of an artifact, and whose it is (`RunFiles`): of this step and agent unless others are named."""
+        if whose is None:
+            whose = self.agent or "" if artifact.per in ("agent", "learner") else ""
+        return None if artifact.per == "run" else self.step if step is None else step, whose
 
     def checkpoint(self, step: int, agent: str | None = None) -> Path:
         """An agent's checkpoint (its own unless another is named) that the stage reads."""
@@ -116,58 +113,79 @@ class Stage:
     def read(
         self,
         table: tables.Table,
-        agent: str | None = None,
+        whose: str | None = None,
         *,
         step: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """Read and check an input table of this run: of this step and agent unless others are named.
 
+        Args:
+            whose: an agent or a learner; of the problems the name of the set, `<set>/<split>`.
+
         Raises:
             UndeclaredError: the stage does not declare it.
             MissingInputError, ArtifactError: see `parquet.read_table`.
         """
-        self.place(table, agent, step)
-        return self._read(table, self.step if step is None else step, agent or self.agent or "", columns)
+        of_step, part = self._part(table, whose, step)
+        made_by = self.pipeline.command_for(maker_of(table), of_step or 0, part)
+        return RunFiles(self.run, self.inputs).read(table, of_step, part, columns=columns, made_by=made_by)
 
-    def read_problems(self, name: str) -> pa.Table:
-        """Read and check one `<set>/<split>` of problems."""
-        if not self.spec.reads_of(self.pipeline.settings, tables.DATA, "", "", self.step, self.step):
-            self.place(tables.PROBLEMS)
-        made_by = self.pipeline.command_for(catalogue.PREPARE, 0, "")
-        return RunFiles(self.run, self.inputs).read(tables.PROBLEMS, None, name, made_by=made_by)
+    @contextlib.contextmanager
+    def replacing(self, artifact: Artifact) -> Iterator[Path]:
+        """A folder that takes an output's place as a whole when the block ends: what the stage makes of an artifact, be
+        it all steps' or all agents'. `write` puts tables into it meanwhile.
 
-    def _read(self, table: tables.Table, step: int, agent: str, columns: Sequence[str] | None) -> pa.Table:
-        made_by = self.pipeline.command_for(catalogue.maker_of(table), step, agent)
-        whose = agent if table.per in ("agent", "learner") else ""
-        of_step = None if table.per == "run" else step
-        return RunFiles(self.run, self.inputs).read(table, of_step, whose, columns=columns, made_by=made_by)
+        Raises:
+            UndeclaredError: the stage does not declare it.
+            StorageError: see `storage.atomic`.
+        """
+        use = next((use for use in self.spec.writes if use.artifact == artifact), Use(artifact))
+        step = None if use.step == "all" else self.step
+        whose = "" if use.whose == "all" else self.agent or ""
+        self.outputs.path(artifact, step, whose)
+        folder = self.outputs.root / artifact.within("" if step is None else step_dir(step), whose)
+        with storage.atomic(folder) as scratch:
+            scratch.mkdir()
+            self._replacing[folder] = scratch
+            try:
+                yield scratch
+            finally:
+                del self._replacing[folder]
 
     def write(
         self,
-        path: Path,
         table: tables.Table,
         rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table,
         *,
+        whose: str | None = None,
         step: int | None = None,
-        agent: str | None = None,
         rows_per_shard: int | None = None,
         without: Sequence[str] = (),
     ) -> None:
         """Write an output table of this run with the settings that the stage read.
 
         Args:
-            step, agent: whose it is, if not this step's and agent's.
+            whose, step: see `read`.
             without: top-level settings that the stage reads but this table does not depend on, so that changing them
                 leaves its bytes alone.
+
+        Raises:
+            UndeclaredError: the stage does not declare it.
+            StorageError: see `storage.atomic`.
         """
+        of_step, part = self._part(table, whose, step)
+        path = RunFiles(self.run, self.outputs).path(table, of_step, part)
+        for folder, scratch in self._replacing.items():
+            if path.is_relative_to(folder):
+                path = scratch / path.relative_to(folder)
         settings = params.reads(self.pipeline.settings, self.spec.settings, self.agent)
         parquet.write_table(
             path,
             table,
             rows if isinstance(rows, pa.Table) else parquet.to_arrow(table, rows),
             run=self.run,
-            partition=table.partition(self.step if step is None else step, agent or self.agent or ""),
+            partition=table.partition(of_step, part),
             settings={key: value for key, value in settings.items() if key not in without},
             rows_per_shard=rows_per_shard,
         )
@@ -175,7 +193,7 @@ class Stage:
     def check_policy(self, step: int, policy: str | None = None) -> None:
         """Refuse the agent's checkpoint of a step if its weights (hash: `policy`) are not the run's; see `policies`."""
         assert self.agent is not None
-        check_policy(self.pipeline, step, self.agent, policy, remembered=self.inputs == self.outputs)
+        check_policy(self.pipeline, step, self.agent, policy, remembered=self.in_place)
 
     def open_tokenizer(self, agent: str) -> ChatTokenizer:
         """An agent's tokenizer (the same at every step)."""
@@ -224,13 +242,15 @@ def _checked(
         check_resolved(pipeline)
     if out is not None:
         _check_outside(out, pipeline)
+    run, place = pipeline.layout.root, (spec, pipeline.settings, step, agent or "")
     return Stage(
         spec=spec,
         pipeline=pipeline,
         step=step,
         agent=agent,
-        inputs=pipeline.layout,
-        outputs=Layout(out) if out is not None else pipeline.layout,
+        inputs=DeclaredLayout(run, "reads", *place),
+        outputs=DeclaredLayout(run if out is None else out, "writes", *place),
+        in_place=out is None,
         limit=limit,
         overrides=overrides,
         session=session,
@@ -281,8 +301,8 @@ def open_stage(
             stage.metrics.setdefault("peak_gpu_memory_mib", round(gpu.max_memory_allocated() / 2**20, 1))
         if spec.metrics and leads():
             made = {} if stage.policy is None else {"policy": stage.policy}
-            storage.write_json(stage.outputs.metrics(spec.name, step, agent or WHOLE_STEP), {**stage.metrics, **made})
-            if made and stage.inputs == stage.outputs:
+            storage.write_json(stage.outputs.metrics(spec.name, step, agent or ""), {**stage.metrics, **made})
+            if made and stage.in_place:
                 stage.check_policy(step, stage.policy)
     session.progress.finished(stage.title, f"{stage.summary} ({stage.metrics['seconds']:.1f} s)")
     for line in stage.remarks():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hacpo.artifacts.tables import DATA, PROBLEMS, Artifact, Table
+from hacpo.artifacts.tables import PROBLEMS, Artifact, Table
 from hacpo.pipeline.catalogue import PIPELINE, StageSpec
 
 _BEGIN = "<!-- from here on by `python -m hacpo.pipeline.tables_page docs/artifacts.md` -->\n"
@@ -36,15 +36,14 @@ def _lines() -> Iterator[str]:
     yield "| path | written by | read by | key | columns |"
     yield "|---|---|---|---|---|"
     for artifact in dict.fromkeys(use.artifact for spec in PIPELINE for use in spec.writes):
-        described = PROBLEMS if artifact == DATA else artifact
-        key = ", ".join(described.key) if isinstance(described, Table) else ""
-        cells = [_path(artifact), _commands(artifact, "writes"), _commands(artifact, "reads"), key, _words(described)]
+        key = ", ".join(artifact.key) if isinstance(artifact, Table) else ""
+        cells = [_path(artifact), _commands(artifact, "writes"), _commands(artifact, "reads"), key, _words(artifact)]
         yield f"| {' | '.join(cells)} |"
 
 
 def _path(artifact: Artifact) -> str:
     """`rollouts/step/agent`: the names of partitions stand for `step=0007` and `agent=ada`."""
-    if artifact == DATA:
+    if artifact == PROBLEMS:
         return "`data/<set>/<split>.parquet`"
     partitions = {"run": (), "step": ("step",)}.get(artifact.per, ("step", artifact.per))
     return f"`{'/'.join(part for part in (artifact.folder, *partitions, artifact.file) if part)}`"
@@ -54,8 +53,7 @@ def _commands(artifact: Artifact, does: str) -> str:
     """The commands whose stages read or write it."""
 
     def named(spec: StageSpec) -> bool:
-        uses = {use.artifact for use in getattr(spec, does)}
-        return artifact in uses or (artifact == DATA and PROBLEMS in uses)
+        return artifact in {use.artifact for use in getattr(spec, does)}
 
     return ", ".join(
         dict.fromkeys(f"{spec.command} --side" if spec.side else spec.command for spec in PIPELINE if named(spec))

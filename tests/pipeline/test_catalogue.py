@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from conftest import Cli
+from conftest import PARAMS, Cli, make_project
 from hacpo.artifacts import tables
-from hacpo.pipeline.catalogue import PIPELINE, POOL_STAGE, STAGES, maker_of
-from hacpo.pipeline.stage import UndeclaredError, open_stage
+from hacpo.cli import app
+from hacpo.pipeline.catalogue import PIPELINE, POOL_STAGE, STAGES, StageSpec, maker_of
+from hacpo.pipeline.command_line import run_app
+from hacpo.pipeline.declared import UndeclaredError
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.stage import Stage, open_stage
 
-RUN = Path("artifacts/small")
+RUN = "artifacts/small"
+PARAMS_FILE = "pipelines/small/params.yaml"
 _IN_OPEN, _IN_ISDIR, _IN_NONBLOCK = 0x20, 0x40000000, 0o4000
 
 BESIDE = (".locks/", ".saved/", ".merged/", "pruned.json")
@@ -28,6 +37,67 @@ POLICIES = ("metrics/warmup/", "metrics/update/")
 """A reader of a checkpoint compares its hash with the one that is noted there, and refuses others."""
 SAID = {"advantage": ("metrics/verify/",)}
 """What a stage reads for a line that it says, when it is done."""
+
+WITH_FILES = (
+    PARAMS.replace("bo: {model: models/bo}", "bo: {model: models/bo, adapter: {rank: 2}}")
+    .replace(
+        "  recipe: hacpo",
+        "  recipe: hacpo\n  advantage: {baseline: oracle}\n  capability: {oracle_table: data/oracle.parquet}",
+    )
+    .replace("{task: arithmetic, split: train, problems: 64}", "{path: data/mine.parquet}")
+    + "verification: {reward: 'rewards:good'}\n"
+)
+"""An adapter, and every file of the project that a stage may read: problems, a reward function, an oracle's table."""
+WITH_SIDE_SAMPLE = PARAMS.replace(
+    "  recipe: hacpo", "  recipe: hacpo\n  advantage: {baseline: oracle}\n  capability: {oracle_samples: 2}"
+)
+RUNS = {"plain": PARAMS, "with files": WITH_FILES, "with a side sample": WITH_SIDE_SAMPLE}
+TRACED = [
+    *(("plain", spec) for spec in PIPELINE if not spec.side),
+    *(("with files", spec) for spec in PIPELINE if not spec.side),
+    *(("with a side sample", spec) for spec in PIPELINE if spec.side or spec.name == "advantage"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Callable[[str], Path]:
+    """The root of a project whose run is complete, by its name in `RUNS`; its models are in the project."""
+    made: dict[str, Path] = {}
+
+    def finished(name: str) -> Path:
+        if name not in made:
+            root = make_project(tmp_path_factory.mktemp("run"), models, RUNS[name])
+            (root / "models").unlink()
+            shutil.copytree(models, root / "models")
+            (root / "rewards.py").write_text(
+                "def good(problem, response, finish_reason):\n    return float(problem['answer'] in response)\n"
+            )
+            problems = [{"problem_id": f"p{n}", "problem": f"{n}+{n}=", "answer": str(2 * n)} for n in range(10, 50)]
+            oracle = [{"step": s, "agent": a, "capability": 0.5} for s in (1, 2) for a in ("ada", "bo")]
+            (root / "data").mkdir()
+            pq.write_table(pa.Table.from_pylist(problems), root / "data/mine.parquet")
+            pq.write_table(pa.Table.from_pylist(oracle), root / "data/oracle.parquet")
+            before = Path.cwd()
+            os.chdir(root)
+            try:
+                assert run_app(app, ["run", "pipelines/small", "--jobs", "1"]) == 0
+            finally:
+                os.chdir(before)
+            made[name] = root
+        return made[name]
+
+    return finished
+
+
+@pytest.fixture
+def copy_of(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Copies such a project, and goes there."""
+
+    def copy(name: str) -> None:
+        shutil.copytree(runs(name), tmp_path / "copy", symlinks=True)
+        monkeypatch.chdir(tmp_path / "copy")
+
+    return copy
 
 
 @contextmanager
@@ -58,45 +128,62 @@ def opened_files(root: Path) -> Iterator[set[str]]:
         os.close(queue)
 
 
-def declared(file: Path, stage: str, agent: str, step: int) -> set[str]:
-    """Dependencies, outputs and the file of settings of a stage in a dvc.yaml, below the run's root."""
+def declared(spec: StageSpec, agent: str, step: int) -> set[str]:
+    """Dependencies, outputs and the file of settings of a stage in its dvc.yaml, below the project's root."""
+    folder = Path("pipelines/small")
+    file = folder / "dvc.yaml" if spec.at in ("before", "after") else folder / f"steps/{step:04d}/dvc.yaml"
     stages = YAML(typ="safe").load(file.read_text())["stages"]
-    entry = stages.get(f"{stage}-{agent}") or stages[stage]
+    entry = stages.get(f"{spec.name}-{agent}") or stages[spec.name]
     paths = [*entry.get("deps", []), *entry["outs"], *(key for params in entry.get("params", []) for key in params)]
     names = [path if isinstance(path, str) else next(iter(path)) for path in paths]
-    filled = (
+    return {
         name.replace("${step}", f"{step:04d}").replace("${prev}", f"{step - 1:04d}").replace("${item.agent}", agent)
         for name in names
-    )
-    return {name.removeprefix(f"{RUN.as_posix()}/") for name in filled}
+    }
+
+
+def strange(seen: set[str], spec: StageSpec, agent: str, step: int) -> set[str]:
+    """What of the files opened is neither declared nor known to decide nothing."""
+    # Both say whether params.yaml has changed since its settings were resolved.
+    allowed = declared(spec, agent, step) | {f"{RUN}/settings.json", PARAMS_FILE}
+    beside = tuple(f"{RUN}/{name}" for name in (*BESIDE, *POLICIES, *SAID.get(spec.name, ())))
+    return {
+        path
+        for path in seen
+        if not path.startswith(beside)
+        and not any(path == place or path.startswith(f"{place}/") for place in allowed)
+        and ".tmp-" not in path  # what is being written
+        and "__pycache__" not in path
+    }
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel which files are opened (inotify)")
-@pytest.mark.parametrize("stage", [name for name, spec in STAGES.items() if not spec.side])
-def test_a_stage_opens_nothing_but_what_dvc_is_told(finished_copy: Path, cli: Cli, stage: str) -> None:
-    spec, steps = STAGES[stage], Path("pipelines/small/steps")
-    words, step, file = [stage, "pipelines/small"], 2, steps / "0002/dvc.yaml"
-    if spec.at in ("step", "evaluation"):
-        words += ["--step", "2"]
-    elif spec.at == "start":
-        step, file = 0, steps / "0000/dvc.yaml"
-    else:
-        step, file = 0, Path("pipelines/small/dvc.yaml")
+@pytest.mark.parametrize(("run", "spec"), TRACED, ids=lambda value: getattr(value, "name", value))
+def test_a_stage_opens_nothing_but_what_dvc_is_told(
+    copy_of: Callable[[str], None], cli: Cli, run: str, spec: StageSpec
+) -> None:
+    copy_of(run)
+    step = 2 if spec.at in ("step", "evaluation") else 0
+    words = [spec.command, "pipelines/small", *(["--step", step] if step else [])]
     words += [f"--{spec.per}", "bo"] if spec.per != "run" else []
-    with opened_files(RUN) as seen:
+    words += ["--side"] if spec.side else []
+    with opened_files(Path()) as seen:
         result = cli(*words)
     assert result.code == 0, result.err
-    allowed = declared(file, stage, "bo", step) | {"settings.json"}  # which says whether params.yaml has changed since
-    strange = {
-        path
-        for path in seen
-        if not path.startswith((*BESIDE, *POLICIES, *SAID.get(stage, ())))
-        and not any(path == place or path.startswith(f"{place}/") for place in allowed)
-        and ".tmp-" not in path  # what is being written
-    }
-    assert strange == set()
-    if spec.reads:
-        assert any(path not in ("settings.json",) for path in seen)
+    assert strange(seen, spec, "bo", step) == set()
+    # A start is linked with its model folder, and opened under its own name alone.
+    outside = spec.outside(Pipeline.open(Path("pipelines/small")), "bo") if spec.at != "start" else ()
+    for place in [*outside, *([RUN] if spec.reads else [])]:  # the trace sees what it is to see
+        assert any(path == place or path.startswith(f"{place}/") for path in seen), place
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel which files are opened (inotify)")
+def test_the_report_looks_at_no_later_checkpoint_for_one_that_is_gone(copy_of: Callable[[str], None], cli: Cli) -> None:
+    copy_of("plain")
+    shutil.rmtree(f"{RUN}/checkpoints/step=0000")
+    with opened_files(Path()) as seen:
+        assert cli("report", "pipelines/small").code == 0
+    assert strange(seen, STAGES["report"], "", 0) == set()
 
 
 def test_reading_what_is_not_declared_is_refused(finished_copy: Path) -> None:
@@ -129,9 +216,41 @@ def test_other_steps_and_agents_are_not_declared_either(
         stage.read(table, agent, step=step)
 
 
-def test_every_table_has_one_maker() -> None:
-    for table in tables.TABLES.values():
-        assert maker_of(table) in PIPELINE
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda stage: stage.place(tables.ROLLOUTS, ""), "verify reads rollouts/step=0002, which"),
+        (lambda stage: stage.inputs.path(tables.ROLLOUTS), "verify reads rollouts, which"),
+        (lambda stage: stage.read(tables.PROBLEMS, "arithmetic/heldout"), "verify reads data/arithmetic/heldout.parq"),
+        (lambda stage: stage.inputs.data, "verify reads data, which"),
+        (lambda stage: stage.inputs.metrics("verify", 2, "bo"), "verify reads metrics/verify/step=0002/bo.json, which"),
+        (lambda stage: stage.write(tables.ROLLOUTS, []), "verify writes rollouts/step=0002/agent=bo, which"),
+        (lambda stage: stage.write(tables.VERDICTS, [], whose="ada"), "verify writes verdicts/step=0002/agent=ada, wh"),
+        (lambda stage: stage.write(tables.VERDICTS, [], step=1), "verify writes verdicts/step=0001/agent=bo, which"),
+        (lambda stage: stage.outputs.metrics("update", 2, "bo"), "verify writes metrics/update/step=0002/bo.json, wh"),
+        (lambda stage: stage.replacing(tables.POOL).__enter__(), "verify writes pool/step=0002/learner=bo, which"),
+    ],
+)
+def test_nothing_undeclared_is_read_or_written(
+    copy_of: Callable[[str], None], tmp_path: Path, attempt: Callable[[Stage], object], message: str
+) -> None:
+    copy_of("with files")
+    with (
+        pytest.raises(UndeclaredError, match=re.escape(message)),
+        open_stage(STAGES["verify"], None, Path("pipelines/small"), step=2, agent="bo", out=tmp_path / "out") as stage,
+    ):
+        stage.read(tables.PROBLEMS, "arithmetic/train")
+        attempt(stage)
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_artifact_has_one_maker() -> None:
+    made = [use.artifact for spec in PIPELINE for use in spec.writes]
+    for artifact in dict.fromkeys([*made, *tables.TABLES.values()]):
+        makers = [spec.name for spec in PIPELINE if spec.makes(artifact)]
+        assert makers == (["warmup", "update"] if artifact == tables.CHECKPOINT else [maker_of(artifact).name])
     assert maker_of(tables.CHECKPOINT, 0).name == "warmup"
     assert maker_of(tables.CHECKPOINT, 3).name == "update"
     assert maker_of(tables.PROBLEMS).name == "prepare"
+    with pytest.raises(LookupError, match="no stage alone makes metrics"):
+        maker_of(tables.METRICS)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from hacpo.artifacts.tables import CHECKPOINT, DATA, METRICS, PROMPTS, REPORT, SCHEDULE, Artifact, step_dir
+from hacpo.artifacts.tables import CHECKPOINT, METRICS, PROBLEMS, PROMPTS, REPORT, SCHEDULE, Artifact, step_dir
 from hacpo.artifacts.weights import optimizer_files
 from hacpo.pipeline.catalogue import PIPELINE, STAGES, StageSpec
 from hacpo.tools.audit.audit_run import AuditRun
@@ -43,7 +43,7 @@ def check_leftovers(run: AuditRun, holes: Collection[Path] = ()) -> None:
             _expect(run, path, folder=False)
         elif name not in _FOLDERS or not path.is_dir() or _is_unasked(run, name):
             _unknown(run, path)
-        elif name == DATA.folder:
+        elif name == PROBLEMS.folder:
             _check_data(run, path)
         elif name == REPORT.folder:
             for inner in _entries(path):

@@ -30,7 +30,7 @@ _AGENTS_OWN = re.compile(rf"agents\.[^.]+\.(?P<key>(?:{'|'.join(INHERITED)})\..+
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """One agent; None where its checkpoint is not there (yet, or any more)."""
+    """One agent; None where its first checkpoint is not there (yet, or any more)."""
 
     name: str
     origin: str
@@ -102,14 +102,13 @@ def agent_facts(layout: Layout, settings: Settings) -> list[AgentFacts]:
     Raises:
         ArtifactError: a checkpoint's config or weights file is damaged.
     """
-    return [_agent(layout, settings.steps, name, agent) for name, agent in settings.agents.items()]
+    return [_agent(layout, name, agent) for name, agent in settings.agents.items()]
 
 
-def _agent(layout: Layout, steps: int, name: str, agent: AgentSettings) -> AgentFacts:
+def _agent(layout: Layout, name: str, agent: AgentSettings) -> AgentFacts:
     origin = _origin(agent)
-    places = (layout.checkpoint(step, name) for step in range(steps + 1))
-    folder = next((place for place in places if (place / "config.json").is_file()), None)
-    if folder is None:
+    folder = layout.checkpoint(0, name)
+    if not (folder / "config.json").is_file():
         return AgentFacts(name, origin, agent.tiny.architecture if agent.tiny else None)
     try:
         config = load_json(folder / "config.json")
