@@ -9,10 +9,11 @@
 | `charts` | line and bar charts as inline SVG with a table of the same numbers |
 | `panels`, `figures`, `ratio_figures`, `reward_figures` | which lines, bands and bars each figure shows |
 | `held_out` | held-out results: cards, agents by benchmarks, every number with its error |
-| `html_tables`, `checks` | the other tables, and the questions that decide whether a run can be trusted |
-| `page` | puts the pieces into `template.html` |
+| `html_tables`, `checks` | the other tables of numbers, and the questions that decide whether a run can be trusted |
+| `markup` | the templates: `template.html`, the page, and `parts.html`, its pieces; all values are escaped there |
+| `page` | puts everything into `template.html` |
 | `summary` | metrics.json and curves.csv |
 
-The prose of the page is in `template.html` and `captions.toml`, its looks in `report.css`, its behaviour in
+The prose of the page is in the templates and `captions.toml`, its looks in `report.css`, its behaviour in
 `report.js`.
 """

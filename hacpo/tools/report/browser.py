@@ -85,6 +85,11 @@ class Embedded:
     problems_there: int
     shortened: bool
 
+    @property
+    def most_problems(self) -> int:
+        """Of a step."""
+        return max((len(step["problems"]) for step in self.index), default=0)
+
 
 def filters(verification: VerificationSettings) -> dict[str, str]:
     """`FILTERS` in the words that fit the rewards."""
@@ -113,8 +118,8 @@ def embed(
     by_step: dict[int, list[Row]] = {}
     for row in schedule:
         by_step.setdefault(row["step"], []).append(row)
-    there = [step for step in sorted(by_step) if any(layout.rollouts(step, agent).exists() for agent in agents)]
-    wanted = spaced(there, settings.browser_steps if settings.problems_per_step else 0)
+    sampled = [step for step in sorted(by_step) if any(layout.rollouts(step, agent).exists() for agent in agents)]
+    wanted = spaced(sampled, settings.browser_steps if settings.problems_per_step else 0)
     share = settings.browser_mebibytes * 2**20 / max(len(wanted), 1)
     index, payloads, shortened = [], {}, False
     for step in wanted:
@@ -124,8 +129,8 @@ def embed(
         shortened |= kept < len(problems) or any(response["cut_early"] for response in _responses(problems[:kept]))
         payloads[step] = "[" + ",".join(texts) + "]"
         index.append({"step": step, "problems": [_entry(problem, len(agents)) for problem in problems[:kept]]})
-    most = max((len(by_step[step]) for step in there), default=0)
-    return Embedded(index, payloads, len(there), most, shortened)
+    most = max((len(by_step[step]) for step in sampled), default=0)
+    return Embedded(index, payloads, len(sampled), most, shortened)
 
 
 def spaced(steps: Sequence[int], most: int) -> list[int]:

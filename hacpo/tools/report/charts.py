@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from markupsafe import Markup
+
+from hacpo.tools.report.markup import parts
 from hacpo.tools.report.scales import PERCENT, Format, Scale, linear_scale, share_scale, spread, step_ticks
 
 HEIGHT = 180
@@ -68,7 +70,7 @@ def line_chart(
     form: Format,
     scale: Scale | None = None,
     rules: Sequence[Rule] = (),
-) -> str:
+) -> Markup:
     """Lines over steps 0..`last_step`.
 
     Args:
@@ -84,32 +86,31 @@ def line_chart(
     for line in lines:
         for band, name in ((line.band, "band"), (line.inner_band, "band inner")):
             if band:
-                shapes.append(f'<path class="{name} {line.color}" d="{_band_path(band, steps, scale, width)}"/>')
+                shapes.append((f"{name} {line.color}", _band_path(band, steps, scale, width)))
     labels = []
     for rule in rules:
         y = _y(rule.value, scale)
         if 0 <= y <= HEIGHT:
-            shapes.append(f'<path class="rule {rule.color}" d="M0 {y:.1f}H{_WIDTH}"/>')
-            under = " under" if rule.under else ""
+            shapes.append((f"rule {rule.color}", f"M0 {y:.1f}H{_WIDTH}"))
             if rule.label:
-                labels.append(f'<span class="rule-label{under}" style="top:{y:.1f}px">{escape(rule.label)}</span>')
+                labels.append(parts().rule_label(rule.label, f"{y:.1f}", rule.under))
     for line in lines:
         points = [(_WIDTH * step / width, _y(line.values[step], scale)) for step in steps if step in line.values]
         dashed = " dashed" if line.dashed else ""
-        shapes.append(f'<path class="line{dashed} {line.color}" d="{_path(points)}"/>')
+        shapes.append((f"line{dashed} {line.color}", _path(points)))
         if line.dots or len(points) == 1:
-            dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)
-            shapes.append(f'<path class="dots {line.color}" d="{dots}"/>')
+            shapes.append((f"dots {line.color}", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)))
     labels += _end_labels([line for line in lines if line.label], scale, form)
     header = [(line.name, line.color) for line in lines]
     rows = [(step, step / width, [_cell(line, step, form) for line in lines]) for step in steps]
     gutter = max((len(line.name) for line in lines if line.label), default=0)
     ticks = [(step, step / width) for step in step_ticks(0, width)]
-    return _frame(title, shapes, labels, ticks, scale, form, gutter) + number_table(title, header, rows)
+    drawn = _frame(title, shapes, labels, ticks, scale, form, gutter)
+    return Markup(drawn + parts().numbers(title, header, rows))
 
 
 def bar_chart(
-    parts: Sequence[Bars],
+    bars: Sequence[Bars],
     *,
     title: str,
     last_step: int,
@@ -117,23 +118,23 @@ def bar_chart(
     first_step: int = 1,
     shares: bool = False,
     total: bool = True,
-) -> str:
+) -> Markup:
     """Stacked bars over steps; the first part is at the bottom.
 
     Args:
         shares: draw each bar as shares of its sum; the table keeps the values.
         total: give the table a column with the sum.
     """
-    parts = [part for part in parts if part.values]
-    every = sorted({step for part in parts for step in part.values})
+    bars = [part for part in bars if part.values]
+    every = sorted({step for part in bars for step in part.values})
     steps = thinned(every)
-    sums = {step: sum(part.values.get(step, 0.0) for part in parts) for step in steps}
+    sums = {step: sum(part.values.get(step, 0.0) for part in bars) for step in steps}
     scale = linear_scale([0.0, *sums.values()], low=0.0) if not shares else linear_scale([], low=0.0, high=1.0)
     slots = max(last_step, first_step) - first_step + 1
     slot = _WIDTH / slots * max(1, len(every) / max(len(steps), 1))
     shapes = _grid(scale)
     heights = dict.fromkeys(steps, 0.0)
-    for part in parts:
+    for part in bars:
         path = ""
         for step in steps:
             size = part.values.get(step, 0.0) / (sums[step] if shares and sums[step] else 1.0)
@@ -143,50 +144,25 @@ def bar_chart(
             bottom, top = _y(heights[step], scale), _y(heights[step] + size, scale)
             path += f"M{left:.1f} {bottom:.1f}V{top:.1f}h{slot * 0.8:.1f}V{bottom:.1f}z"
             heights[step] += size
-        shapes.append(f'<path class="bar {part.color}" d="{path}"/>')
-    header = [(part.name, part.color) for part in parts]
+        shapes.append((f"bar {part.color}", path))
+    header = [(part.name, part.color) for part in bars]
     rows = []
     for step in steps:
-        cells = [form.value(part.values[step]) if step in part.values else "" for part in parts]
-        if total and len(parts) > 1:
+        cells = [form.value(part.values[step]) if step in part.values else "" for part in bars]
+        if total and len(bars) > 1:
             cells.append(form.value(sums[step]))
         rows.append((step, (step - first_step + 0.5) / slots, cells))
-    if total and len(parts) > 1:
+    if total and len(bars) > 1:
         header.append(("total", "c-ink"))
     ticks = [(step, (step - first_step + 0.5) / slots) for step in step_ticks(first_step, first_step + slots - 1)]
     axis = form if not shares else SHARE_AXIS
-    return (
-        legend([(part.name, part.color) for part in parts])
-        + _frame(title, shapes, [], ticks, scale, axis, 0)
-        + number_table(title, header, rows)
+    drawn = _frame(title, shapes, [], ticks, scale, axis, 0)
+    return Markup(
+        parts().legend([(part.name, part.color) for part in bars]) + drawn + parts().numbers(title, header, rows)
     )
 
 
 SHARE_AXIS = Format(lambda value: f"{100 * value:.1f} %", lambda value, _: f"{100 * value:.0f}%")
-
-
-def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Names with their colours."""
-    items = "".join(f'<li><i class="swatch {color}"></i>{escape(name)}</li>' for name, color in entries)
-    return f'<ul class="legend">{items}</ul>' if len(entries) > 1 else ""
-
-
-def number_table(
-    title: str, header: Sequence[tuple[str, str]], rows: Sequence[tuple[int, float, Sequence[str]]]
-) -> str:
-    """The collapsed table below a chart; rows are (step, horizontal place from 0 to 1, cells)."""
-    head = "".join(f'<th scope="col" class="{color}">{escape(name)}</th>' for name, color in header)
-    body = "".join(
-        f'<tr data-x="{place:.4f}"><th scope="row">{step}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for step, place, cells in rows
-    )
-    return (
-        f'<details class="numbers"><summary>Numbers</summary><div class="scroll"><table><caption>'
-        f"{escape(title)}</caption>"
-        f'<thead><tr><th scope="col">step</th>{head}</tr></thead><tbody>{body}</tbody></table></div></details>'
-    )
 
 
 def extent(line: Line) -> list[float]:
@@ -208,9 +184,9 @@ def _y(value: float, scale: Scale) -> float:
     return HEIGHT * (1 - min(max(scale.place(value), -1.0), 2.0))
 
 
-def _grid(scale: Scale) -> list[str]:
+def _grid(scale: Scale) -> list[tuple[str, str]]:
     path = "".join(f"M0 {_y(tick, scale):.1f}H{_WIDTH}" for tick in scale.ticks)
-    return [f'<path class="grid" d="{path}"/>']
+    return [("grid", path)]
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -218,10 +194,10 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _band_path(band: Mapping[int, tuple[float, float]], steps: Sequence[int], scale: Scale, width: int) -> str:
-    there = [step for step in steps if step in band]
-    upper = [(_WIDTH * step / width, _y(band[step][1], scale)) for step in there]
-    lower = [(_WIDTH * step / width, _y(band[step][0], scale)) for step in reversed(there)]
-    return _path(upper + lower) + "Z" if there else ""
+    within = [step for step in steps if step in band]
+    upper = [(_WIDTH * step / width, _y(band[step][1], scale)) for step in within]
+    lower = [(_WIDTH * step / width, _y(band[step][0], scale)) for step in reversed(within)]
+    return _path(upper + lower) + "Z" if within else ""
 
 
 def _cell(line: Line, step: int, form: Format) -> str:
@@ -234,35 +210,25 @@ def _cell(line: Line, step: int, form: Format) -> str:
     return text
 
 
-def _end_labels(lines: Sequence[Line], scale: Scale, form: Format) -> list[str]:
+def _end_labels(lines: Sequence[Line], scale: Scale, form: Format) -> list[Markup]:
     ends = [line.values[max(line.values)] for line in lines]
     places = spread([_y(end, scale) for end in ends], _LABEL_GAP, 0, HEIGHT)
     return [
-        f'<span class="end {line.color}" style="top:{place:.1f}px" title="{escape(line.name)}: '
-        f'{escape(form.value(end))}">'
-        f"{escape(line.name)}</span>"
+        parts().end_label(line.name, line.color, f"{place:.1f}", form.value(end))
         for line, end, place in zip(lines, ends, places, strict=True)
     ]
 
 
 def _frame(
     title: str,
-    shapes: Sequence[str],
-    labels: Sequence[str],
+    shapes: Sequence[tuple[str, str]],
+    labels: Sequence[Markup],
     step_labels: Sequence[tuple[int, float]],
     scale: Scale,
     form: Format,
     gutter: int,
-) -> str:
-    ys = [
-        f'<span class="y" style="top:{_y(tick, scale):.1f}px">{escape(form.axis(tick, scale.distance))}</span>'
-        for tick in scale.ticks
-    ]
-    xs = [f'<span class="x" style="left:{100 * place:.2f}%">{step}</span>' for step, place in step_labels]
+) -> Markup:
+    """The drawing with its axes; `shapes` are (class, path)."""
+    ticks = [(f"{_y(tick, scale):.1f}", form.axis(tick, scale.distance)) for tick in scale.ticks]
     right = f"{min(gutter, 14) * 0.58 + 1.1:.1f}em" if gutter else "0.8em"
-    return (
-        f'<div class="chart" role="img" tabindex="0" aria-label="{escape(title)}" style="--right:{right}">'
-        f'<div class="plot" style="height:{HEIGHT}px">'
-        f'<svg viewBox="0 0 {_WIDTH} {HEIGHT}" preserveAspectRatio="none" aria-hidden="true" focusable="false">'
-        f'{"".join(shapes)}</svg>{"".join(ys)}{"".join(labels)}<div class="steps">{"".join(xs)}</div></div></div>'
-    )
+    return Markup(parts().chart(title, shapes, labels, ticks, step_labels, right, _WIDTH, HEIGHT))

@@ -29,14 +29,14 @@ class Check:
     figure: str
 
 
-def checks(found: Measurements, settings: Settings) -> list[Check]:
+def checks(results: Measurements, settings: Settings) -> list[Check]:
     """All questions that apply to this run."""
     best_answers = "correct answers" if settings.verification.is_math else "best answers"
     result = [
-        *([_fallen(found, settings)] if settings.evaluation.series else []),
+        *([_fallen(results, settings)] if settings.evaluation.series else []),
         _at_most(
             "Do sampler and trainer agree on log-probabilities?",
-            _worst(found.metric("generate", agent, "sampler_difference_mean").values() for agent in found.agents),
+            _worst(results.metric("generate", agent, "sampler_difference_mean").values() for agent in results.agents),
             0.02,
             "largest mean difference of a step: {} nats",
             "at most 0.02 nats",
@@ -45,16 +45,16 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
         ),
         _at_most(
             "Is there something to learn from most problems?",
-            _mean_of(found, "uniform"),
+            _mean_of(results, "uniform"),
             0.5,
             "problems without signal, worst learner: {}",
             "at most half",
             "groups",
         ),
-        _steps_without_signal(found),
+        _steps_without_signal(results),
         _at_most(
             f"Are {'correct' if settings.verification.is_math else 'the best'} answers spared?",
-            _mean_of(found, "punished_correct"),
+            _mean_of(results, "punished_correct"),
             0.01,
             f"{best_answers} pushed down, worst learner: {{}}",
             "at most 1 %",
@@ -62,7 +62,7 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
         ),
         _at_most(
             "Does the verifier cope with every answer?",
-            _share_of(found.verdicts, GAVE_UP),
+            _share_of(results.verdicts, GAVE_UP),
             0.0,
             "timeouts and errors: {}",
             "none",
@@ -71,7 +71,7 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
         _at_most(
             "Do answers fit into the length limit?",
             # Not the verdict `truncated`: a reward function may give others to what was cut off.
-            _share_of(found.finish_reasons, ("length",)),
+            _share_of(results.finish_reasons, ("length",)),
             0.1,
             "answers cut off: {}",
             "at most 10 %",
@@ -79,18 +79,18 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
         ),
         _at_most(
             "Do the own clip bounds leave most gradients alone?",
-            _silenced(found, "own"),
+            _silenced(results, "own"),
             0.5,
             "own answers silenced, worst learner: {}",
             "at most half",
             "own_ratio",
         ),
     ]
-    if settings.algorithm.rollouts.share and len(found.agents) > 1:
+    if settings.algorithm.rollouts.share and len(results.agents) > 1:
         result += [
             _at_most(
                 "Can learners use what the others wrote?",
-                _unused(found),
+                _unused(results),
                 0.01,
                 "answers of others left out, worst learner: {}",
                 "at most 1 %",
@@ -98,7 +98,7 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
             ),
             _at_most(
                 "Do most answers of others get through the clip bounds?",
-                _silenced(found, "cross"),
+                _silenced(results, "cross"),
                 0.5,
                 "answers of others silenced, worst learner: {}",
                 "at most half",
@@ -108,10 +108,10 @@ def checks(found: Measurements, settings: Settings) -> list[Check]:
     return result
 
 
-def _steps_without_signal(found: Measurements) -> Check:
+def _steps_without_signal(results: Measurements) -> Check:
     """How many steps had no problem with unequal rewards for a learner; the learner with the most."""
     question, rule = "Does every step have something to teach?", "none"
-    curves = {agent: found.metric("advantage", "all", f"{agent}.live_groups") for agent in found.agents}
+    curves = {agent: results.metric("advantage", "all", f"{agent}.live_groups") for agent in results.agents}
     silent = {agent: sum(live == 0 for live in curve.values()) for agent, curve in curves.items() if curve}
     if not silent:
         return Check(question, None, True, rule, "groups")
@@ -133,12 +133,12 @@ def _worst(curves: Iterable[Iterable[float]]) -> float | None:
     return max((value for curve in curves for value in curve), default=None)
 
 
-def _mean_of(found: Measurements, key: str) -> float | None:
+def _mean_of(results: Measurements, key: str) -> float | None:
     """Of the advantage metrics over all steps, for a punished share those with signal; the learner with the most."""
     curves = []
-    for agent in found.agents:
-        live = found.metric("advantage", "all", f"{agent}.live_groups")
-        curve = found.metric("advantage", "all", f"{agent}.{key}")
+    for agent in results.agents:
+        live = results.metric("advantage", "all", f"{agent}.live_groups")
+        curve = results.metric("advantage", "all", f"{agent}.{key}")
         curves.append([value for step, value in curve.items() if key == "uniform" or live.get(step, 1.0)])
     return max((sum(curve) / len(curve) for curve in curves if curve), default=None)
 
@@ -152,20 +152,20 @@ def _share_of(counted: Mapping[str, Mapping[str, Curve]], names: tuple[str, ...]
     return sum(count for name, count in counts if name in names) / total if total else None
 
 
-def _fallen(found: Measurements, settings: Settings) -> Check:
+def _fallen(results: Measurements, settings: Settings) -> Check:
     """Whether a held-out result has fallen since its best evaluation; the one that fell most is named."""
     question, rule = "Is the latest model the best one?", "at most two standard errors below its best"
-    series = {one.name: one for one in settings.evaluation.series}
-    several = [key for key, curve in found.accuracy.items() if len(curve) > 1]
+    series = {each.name: each for each in settings.evaluation.series}
+    several = [key for key, curve in results.accuracy.items() if len(curve) > 1]
     if not several:
         return Check(question, None, True, rule, "held_out")
-    fallen = [key for key in several if found.has_fallen(*key)]
+    fallen = [key for key in several if results.has_fallen(*key)]
     if not fallen:
         return Check(
             question, "no held-out result is further below its best than chance explains", True, rule, "held_out"
         )
-    agent, name = max(fallen, key=lambda key: found.fall[key].mean)
-    curve, best, last = found.accuracy[agent, name], found.best(agent, name), max(found.accuracy[agent, name])
+    agent, name = max(fallen, key=lambda key: results.fall[key].mean)
+    curve, best, last = results.accuracy[agent, name], results.best(agent, name), max(results.accuracy[agent, name])
     shown = percent if is_share(series[name], settings.verification) else number
     answer = (
         f"has fallen since its best: {agent}, {series[name].title}, from {shown(curve[best].mean)} at step {best} to "
@@ -174,21 +174,21 @@ def _fallen(found: Measurements, settings: Settings) -> Check:
     return Check(question, answer, False, rule, "held_out")
 
 
-def _silenced(found: Measurements, kind: str) -> float | None:
+def _silenced(results: Measurements, kind: str) -> float | None:
     """Share of rows that a bound silenced over all steps; the learner with the most."""
     shares = []
-    for agent in found.agents:
-        steps = list(found.ratios.get((agent, kind), {}).values())
+    for agent in results.agents:
+        steps = list(results.ratios.get((agent, kind), {}).values())
         if steps:
             rows = sum(ratios.rows for ratios in steps)
             shares.append(sum((ratios.below + ratios.above) * ratios.rows for ratios in steps) / rows)
     return max(shares, default=None)
 
 
-def _unused(found: Measurements) -> float | None:
+def _unused(results: Measurements) -> float | None:
     shares = []
-    for learner in found.agents:
-        counts = [entry.statuses for entry in found.pool if entry.learner == learner and entry.source != learner]
+    for learner in results.agents:
+        counts = [entry.statuses for entry in results.pool if entry.learner == learner and entry.source != learner]
         total = sum(sum(statuses.values()) for statuses in counts)
         if total:
             shares.append(1 - sum(statuses.get("kept", 0) for statuses in counts) / total)

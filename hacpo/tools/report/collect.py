@@ -140,19 +140,23 @@ class Measurements:
             done += 1
         return done
 
+    def color_of(self, agent: str) -> str:
+        """The CSS class of an agent's colour, the same everywhere on the page."""
+        return f"c-agent-{self.agents.index(agent) % 8}"
+
     def metric(self, stage: str, agent: str, key: str) -> Curve:
         """One number of a stage's metrics files by step."""
         return {
             step: values[key]
-            for (found, step, name), values in sorted(self.metrics.items())
-            if found == stage and name == agent and key in values
+            for (recorded, step, name), values in sorted(self.metrics.items())
+            if recorded == stage and name == agent and key in values
         }
 
     def best(self, agent: str, name: str) -> int:
         """The step of the best evaluation of an evaluated series: the latest if no other is better, else the earliest
         of equally good ones."""
         curve = self.accuracy[agent, name]
-        best = best_step({step: one.mean for step, one in curve.items()})
+        best = best_step({step: result.mean for step, result in curve.items()})
         return max(curve) if best is None or (agent, name) not in self.fall else best
 
     def has_fallen(self, agent: str, name: str) -> bool:
@@ -175,17 +179,17 @@ def collect(layout: Layout, run: str, agents: Sequence[str], steps: int, series:
     Raises:
         ArtifactError: a table or metrics file is damaged or belongs to another run.
     """
-    found = Measurements(tuple(agents))
+    results = Measurements(tuple(agents))
     numbers, files = range(steps + 1), RunFiles(run, layout)
-    found.metrics = _read_metrics(layout, agents, numbers)
-    _read_evaluations(found, layout, run, numbers, series)
-    _read_finish_reasons(found, files, numbers)
-    _read_verdicts(found, files, numbers)
-    _read_capability(found, files, numbers)
-    _read_advantages(found, files, numbers)
-    _read_pool(found, files, numbers)
-    _read_traces(found, files, numbers)
-    return found
+    results.metrics = _read_metrics(layout, agents, numbers)
+    _read_evaluations(results, layout, run, numbers, series)
+    _read_finish_reasons(results, files, numbers)
+    _read_verdicts(results, files, numbers)
+    _read_capability(results, files, numbers)
+    _read_advantages(results, files, numbers)
+    _read_pool(results, files, numbers)
+    _read_traces(results, files, numbers)
+    return results
 
 
 def gather(
@@ -210,8 +214,8 @@ def _placed(content: Any, step: int, agent: str, columns: Sequence[str]) -> pl.D
     return frame.select(pl.lit(step, pl.Int64).alias("at"), pl.lit(agent, pl.String).alias("by"), *columns)
 
 
-def _each(found: Measurements, numbers: Iterable[int]) -> list[tuple[int, str]]:
-    return [(step, agent) for step in numbers for agent in found.agents]
+def _each(results: Measurements, numbers: Iterable[int]) -> list[tuple[int, str]]:
+    return [(step, agent) for step in numbers for agent in results.agents]
 
 
 def _read_metrics(
@@ -235,39 +239,41 @@ def _read_metrics(
 
 
 def _read_evaluations(
-    found: Measurements, layout: Layout, run: str, numbers: Iterable[int], series: Sequence[Series]
+    results: Measurements, layout: Layout, run: str, numbers: Iterable[int], series: Sequence[Series]
 ) -> None:
-    for agent in found.agents:
-        there = {step: values for step in numbers if (values := read_values(layout, run, step, agent, series))}
-        for one in series:
-            curve = {step: result for step, values in there.items() if (result := estimate(one, values)) is not None}
+    for agent in results.agents:
+        evaluated = {step: values for step in numbers if (values := read_values(layout, run, step, agent, series))}
+        for each in series:
+            curve = {
+                step: result for step, values in evaluated.items() if (result := estimate(each, values)) is not None
+            }
             if not curve:
                 continue
-            found.accuracy[agent, one.name] = curve
-            difference = change(one, there[min(curve)], there[max(curve)])
+            results.accuracy[agent, each.name] = curve
+            difference = change(each, evaluated[min(curve)], evaluated[max(curve)])
             if difference is not None and len(curve) > 1:
-                found.change[agent, one.name] = difference
+                results.change[agent, each.name] = difference
             best = best_step({step: result.mean for step, result in curve.items()})
-            fall = None if best is None else change(one, there[max(curve)], there[best])
+            fall = None if best is None else change(each, evaluated[max(curve)], evaluated[best])
             if fall is not None and fall.mean > _NO_FALL:
-                found.fall[agent, one.name] = fall
+                results.fall[agent, each.name] = fall
 
 
-def _read_finish_reasons(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
-    table = gather(files, tables.ROLLOUTS, _each(found, numbers), ["finish_reason"])
+def _read_finish_reasons(results: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    table = gather(files, tables.ROLLOUTS, _each(results, numbers), ["finish_reason"])
     counts = table.group_by("at", "by", "finish_reason").len()
     for step, agent, reason, count in counts.sort("at", "by").iter_rows():
-        found.finish_reasons.setdefault(agent, {}).setdefault(reason, {})[step] = count
+        results.finish_reasons.setdefault(agent, {}).setdefault(reason, {})[step] = count
 
 
-def _read_verdicts(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
-    table = gather(files, tables.VERDICTS, _each(found, numbers), ["reward", "verdict"])
+def _read_verdicts(results: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    table = gather(files, tables.VERDICTS, _each(results, numbers), ["reward", "verdict"])
     rewards = table.group_by("at", "by").agg(pl.col("reward").cast(pl.Float64).mean()).sort("at", "by")
     for step, agent, reward in rewards.iter_rows():
-        found.reward.setdefault(agent, {})[step] = reward
+        results.reward.setdefault(agent, {})[step] = reward
     for step, agent, verdict, count in table.group_by("at", "by", "verdict").len().sort("at", "by").iter_rows():
-        found.verdicts.setdefault(agent, {}).setdefault(verdict, {})[step] = count
-    found.grades = _grades(table.filter(~pl.col("verdict").is_in(GAVE_UP)))
+        results.verdicts.setdefault(agent, {}).setdefault(verdict, {})[step] = count
+    results.grades = _grades(table.filter(~pl.col("verdict").is_in(GAVE_UP)))
 
 
 def _grades(judged: pl.DataFrame) -> Grades:
@@ -296,23 +302,23 @@ def _minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}")
 
 
-def _read_capability(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+def _read_capability(results: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
     table = gather(files, tables.CAPABILITY, [(step, "") for step in numbers], ["agent", "accuracy", "capability"])
     for step, agent, accuracy, capability in table.drop("by").iter_rows():
-        found.batch_accuracy.setdefault(agent, {})[step] = accuracy
-        found.capability.setdefault(agent, {})[step] = capability
+        results.batch_accuracy.setdefault(agent, {})[step] = accuracy
+        results.capability.setdefault(agent, {})[step] = capability
 
 
-def _read_advantages(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
-    table = gather(files, tables.ADVANTAGES, _each(found, numbers), ["source", "is_self", "omega"])
+def _read_advantages(results: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    table = gather(files, tables.ADVANTAGES, _each(results, numbers), ["source", "is_self", "omega"])
     cross = table.filter(~pl.col("is_self")).group_by("at", "by", "source").agg(pl.col("omega").median())
     for step, learner, source, omega in cross.sort("at", "by", "source").iter_rows():
-        found.omega.setdefault((learner, source), {})[step] = omega
+        results.omega.setdefault((learner, source), {})[step] = omega
 
 
-def _read_pool(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+def _read_pool(results: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
     columns = ["source", "status", "roundtrip", "source_tokens", "learner_tokens"]
-    table = gather(files, tables.POOL, _each(found, numbers), columns)
+    table = gather(files, tables.POOL, _each(results, numbers), columns)
     kept = pl.col("status") == "kept"
     keys = ("at", "by", "source")
     sums = table.group_by(*keys).agg(
@@ -325,15 +331,15 @@ def _read_pool(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> 
         statuses[step, learner, source][status] = count
     for step, learner, source, roundtrip, source_tokens, learner_tokens in sums.sort(*keys).iter_rows():
         counts = statuses[step, learner, source]
-        found.pool.append(PoolCount(step, learner, source, counts, roundtrip, source_tokens, learner_tokens))
+        results.pool.append(PoolCount(step, learner, source, counts, roundtrip, source_tokens, learner_tokens))
 
 
-def _read_traces(found: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
-    for step, agent in _each(found, numbers):
+def _read_traces(results: Measurements, files: RunFiles, numbers: Iterable[int]) -> None:
+    for step, agent in _each(results, numbers):
         if files.has(tables.TRACE, step, agent):
-            found.updated.setdefault(agent, set()).add(step)
+            results.updated.setdefault(agent, set()).add(step)
     columns = ["source", "is_self", "ratio", "lower", "upper", "clipped", "is_weight"]
-    table = gather(files, tables.TRACE, _each(found, numbers), columns)
+    table = gather(files, tables.TRACE, _each(results, numbers), columns)
     keys = ("at", "by", "is_self")
     ratio, clipped = pl.col("ratio"), pl.col("clipped")
     summary = table.group_by(*keys).agg(
@@ -356,7 +362,7 @@ def _read_traces(found: Measurements, files: RunFiles, numbers: Iterable[int]) -
         sources[step, learner, is_self][source] = mean
     for row in summary.sort(*keys).iter_rows(named=True):
         kind = "own" if row["is_self"] else "cross"
-        found.ratios.setdefault((row["by"], kind), {})[row["at"]] = Ratios(
+        results.ratios.setdefault((row["by"], kind), {})[row["at"]] = Ratios(
             rows=row["rows"],
             mean=row["mean"],
             quantiles=tuple(row[f"q{q}"] for q in QUANTILES),

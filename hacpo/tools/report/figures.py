@@ -15,7 +15,6 @@ from hacpo.tools.report.panels import (
     Rows,
     agent_lines,
     answer_shares,
-    color_of,
     from_zero,
     panel,
     reward_format,
@@ -25,7 +24,7 @@ from hacpo.tools.report.reward_figures import verdicts
 from hacpo.tools.report.scales import COUNT, NUMBER, PERCENT, POWER, SECONDS, linear_scale, log_scale
 
 
-def held_out(found: Measurements, settings: Settings) -> Rows:
+def held_out(results: Measurements, settings: Settings) -> Rows:
     """Held-out results: the average, and one panel per benchmark, with one line per agent, and their mean."""
     panels = []
     benchmarks = settings.evaluation.benchmarks
@@ -33,14 +32,14 @@ def held_out(found: Measurements, settings: Settings) -> Rows:
     for series in sorted(shown, key=lambda series: series.name != AVERAGE):
         name, lines, rules, means = series.name, [], [], []
         share = is_share(series, settings.verification)
-        for agent in found.agents:
-            estimates = found.accuracy.get((agent, name))
+        for agent in results.agents:
+            estimates = results.accuracy.get((agent, name))
             if not estimates:
                 continue
             values = {step: estimate.mean for step, estimate in estimates.items()}
             band = {step: _within(estimate.interval, share) for step, estimate in estimates.items()}
-            lines.append(Line(agent, color_of(found, agent), values, band, dots=True))
-            rules.append(Rule(values[min(values)], "", color_of(found, agent)))
+            lines.append(Line(agent, results.color_of(agent), values, band, dots=True))
+            rules.append(Rule(values[min(values)], "", results.color_of(agent)))
             means.append(values)
         if len(lines) > 1:
             lines.append(Line("mean", "c-ink", _mean(means), dashed=True))
@@ -49,7 +48,7 @@ def held_out(found: Measurements, settings: Settings) -> Rows:
         chart = line_chart(
             lines,
             title=f"{series.title}: held-out {measured(series, settings.verification)} of every agent by step",
-            last_step=found.last_step,
+            last_step=results.last_step,
             form=PERCENT if share else NUMBER,
             rules=rules,
         )
@@ -57,117 +56,119 @@ def held_out(found: Measurements, settings: Settings) -> Rows:
     return [panels]
 
 
-def reward(found: Measurements, settings: Settings) -> Rows:
+def reward(results: Measurements, settings: Settings) -> Rows:
     """Mean training reward of every agent."""
-    lines = agent_lines(found, found.reward)
-    return [panel("", lines, found, "mean training reward by step", reward_format(settings.verification))]
+    lines = agent_lines(results, results.reward)
+    return [panel("", lines, results, "mean training reward by step", reward_format(settings.verification))]
 
 
-def rollouts(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+def rollouts(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Rollouts and tokens so far, stacked by agent."""
     panels = []
     for key, title in (("rollouts", "rollouts so far"), ("tokens", "sampled tokens so far")):
         parts = [
-            Bars(agent, color_of(found, agent), _cumulative(found.metric("generate", agent, key)))
-            for agent in found.agents
+            Bars(agent, results.color_of(agent), _cumulative(results.metric("generate", agent, key)))
+            for agent in results.agents
         ]
         if any(part.values for part in parts):
-            chart = bar_chart(parts, title=f"{title}, by step and agent", last_step=found.last_step, form=COUNT)
+            chart = bar_chart(parts, title=f"{title}, by step and agent", last_step=results.last_step, form=COUNT)
             panels.append(Panel(title, chart))
     return [panels]
 
 
-def time(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+def time(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Seconds per step by stage, and sampling speed."""
     parts = []
     for stage in ("update", "generate", "evaluate", "verify", "pool", "advantage"):
         # A side sample's seconds are sampling and verification too.
-        names = [(name, agent) for name in (stage, f"side_{stage}") for agent in (*found.agents, "all")]
-        seconds = _summed(found.metric(name, agent, "seconds") for name, agent in names)
+        names = [(name, agent) for name in (stage, f"side_{stage}") for agent in (*results.agents, "all")]
+        seconds = _summed(results.metric(name, agent, "seconds") for name, agent in names)
         parts.append(Bars(stage, f"c-stage-{stage}", {step: value for step, value in seconds.items() if step > 0}))
     panels = []
     if any(part.values for part in parts):
-        chart = bar_chart(parts, title="seconds by step and stage", last_step=found.last_step, form=SECONDS)
+        chart = bar_chart(parts, title="seconds by step and stage", last_step=results.last_step, form=SECONDS)
         panels.append(Panel("seconds per step", chart))
     speed = {}
-    for agent in found.agents:
-        tokens, taken = (found.metric("generate", agent, key) for key in ("tokens", "seconds"))
+    for agent in results.agents:
+        tokens, taken = (results.metric("generate", agent, key) for key in ("tokens", "seconds"))
         speed[agent] = {step: tokens[step] / taken[step] for step in tokens if taken.get(step)}
-    lines = agent_lines(found, speed)
+    lines = agent_lines(results, speed)
     return [
         panels,
-        panel("sampled tokens per second", lines, found, "sampled tokens per second by step", COUNT, from_zero(lines)),
+        panel(
+            "sampled tokens per second", lines, results, "sampled tokens per second by step", COUNT, from_zero(lines)
+        ),
     ]
 
 
-def capability(found: Measurements, settings: Settings) -> Rows:
+def capability(results: Measurements, settings: Settings) -> Rows:
     """Each step's result (P_t) and capability per agent, and omega per learner."""
     result = _step_result(settings)
     form = PERCENT if result == _POSITIVE else reward_format(settings.verification)
     lines = [
         line
-        for agent in found.agents
+        for agent in results.agents
         for line in (
             Line(
                 f"{agent} (this step)",
-                f"{color_of(found, agent)} faint",
-                found.batch_accuracy.get(agent, {}),
+                f"{results.color_of(agent)} faint",
+                results.batch_accuracy.get(agent, {}),
                 dots=True,
                 label=False,
             ),
-            Line(agent, color_of(found, agent), found.capability.get(agent, {})),
+            Line(agent, results.color_of(agent), results.capability.get(agent, {})),
         )
     ]
     described = "capability of every agent by step"
-    first = panel(f"capability and {result} of each step", lines, found, described, form)
+    first = panel(f"capability and {result} of each step", lines, results, described, form)
     panels: list[Panel] = []
     omegas = {
         learner: [
-            Line(source, color_of(found, source), found.omega[learner, source])
-            for source in found.agents
-            if (learner, source) in found.omega
+            Line(source, results.color_of(source), results.omega[learner, source])
+            for source in results.agents
+            if (learner, source) in results.omega
         ]
-        for learner in found.agents
+        for learner in results.agents
     }
     scale = log_scale([1.0, *(value for lines in omegas.values() for line in lines for value in line.values.values())])
     for learner, sources in omegas.items():
         panels += panel(
             f"omega for {learner}",
             sources,
-            found,
+            results,
             f"factor on the answers that {learner} learns from, by author and step",
             NUMBER,
             scale,
             [Rule(1.0, "equals")],
-            color_of(found, learner),
+            results.color_of(learner),
         )
     return [first, panels]
 
 
-def estimate(found: Measurements, settings: Settings) -> Rows:
+def estimate(results: Measurements, settings: Settings) -> Rows:
     """omega with its interval, one panel per learner, and what the estimates behind it are off by."""
     panels: list[Panel] = []
-    for learner in found.agents:
+    for learner in results.agents:
         lines = []
-        for source in found.agents:
+        for source in results.agents:
             values, lows, highs = (
-                found.metric("advantage", "all", f"{source}.{learner}.omega{end}") for end in ("", "_low", "_high")
+                results.metric("advantage", "all", f"{source}.{learner}.omega{end}") for end in ("", "_low", "_high")
             )
             band = {step: (lows[step], highs[step]) for step in lows}
-            lines.append(Line(source, color_of(found, source), values, band))
-            oracle = found.metric("advantage", "all", f"{source}.{learner}.omega_oracle")
-            lines.append(Line(f"{source}, oracle", color_of(found, source), oracle, dashed=True))
+            lines.append(Line(source, results.color_of(source), values, band))
+            oracle = results.metric("advantage", "all", f"{source}.{learner}.omega_oracle")
+            lines.append(Line(f"{source}, oracle", results.color_of(source), oracle, dashed=True))
         scale = log_scale([1.0, *(value for line in lines for value in extent(line))])
         described = f"ability relative to {learner}, with its 95 % interval, by step"
         panels += panel(
             f"relative to {learner}",
             lines,
-            found,
+            results,
             described,
             NUMBER,
             scale,
             [Rule(1.0, "equals")],
-            color_of(found, learner),
+            results.color_of(learner),
         )
     errors = []
     first = "the first answers to each problem minus all of them"
@@ -176,70 +177,73 @@ def estimate(found: Measurements, settings: Settings) -> Rows:
         ("capability_error", "error of capability", first),
         ("oracle_error", "capability minus the oracle's", "the window's estimate minus what the oracle says"),
     ):
-        curves = {agent: found.metric("advantage", "all", f"{agent}.{key}") for agent in found.agents}
+        curves = {agent: results.metric("advantage", "all", f"{agent}.{key}") for agent in results.agents}
         described = f"{title}: {difference}, by step"
-        errors += panel(title, agent_lines(found, curves), found, described, NUMBER, rules=[Rule(0.0, "")])
+        errors += panel(title, agent_lines(results, curves), results, described, NUMBER, rules=[Rule(0.0, "")])
     return [panels, errors]
 
 
-def groups(found: Measurements, settings: Settings) -> Rows:
+def groups(results: Measurements, settings: Settings) -> Rows:
     """Shares of the advantage stage's metrics, one panel each: first those of problems, then those of answers."""
     panels = []
     for of, shares in (("problems", GROUP_SHARES), ("best answers", answer_shares(settings.verification))):
         for key, title in shares.items():
-            curves = {agent: found.metric("advantage", "all", f"{agent}.{key}") for agent in found.agents}
-            lines = agent_lines(found, curves)
+            curves = {agent: results.metric("advantage", "all", f"{agent}.{key}") for agent in results.agents}
+            lines = agent_lines(results, curves)
             top = max([0.05, *(value for line in lines for value in line.values.values())])
             described = f"share of {of}: {title}, by step"
-            panels += panel(title, lines, found, described, PERCENT, linear_scale([top], low=0.0))
+            panels += panel(title, lines, results, described, PERCENT, linear_scale([top], low=0.0))
     return [panels]
 
 
-def sampler(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+def sampler(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Difference between the sampler's and the trainer's log-probabilities, and the effective sample size left."""
     panels = []
     for key, title in (("mean", "mean difference"), ("p99", "99th percentile"), ("max", "largest difference")):
-        curves = {agent: found.metric("generate", agent, f"sampler_difference_{key}") for agent in found.agents}
+        curves = {agent: results.metric("generate", agent, f"sampler_difference_{key}") for agent in results.agents}
         positive = {agent: {s: v for s, v in curve.items() if v > 0} for agent, curve in curves.items()}
-        lines = agent_lines(found, positive)
+        lines = agent_lines(results, positive)
         scale = log_scale([value for line in lines for value in line.values.values()], decades=True)
-        panels += panel(title, lines, found, f"{title} of log-probabilities by step, in nats", POWER, scale)
-    sizes = agent_lines(found, {agent: found.metric("generate", agent, "sampler_ess") for agent in found.agents})
+        panels += panel(title, lines, results, f"{title} of log-probabilities by step, in nats", POWER, scale)
+    sizes = agent_lines(results, {agent: results.metric("generate", agent, "sampler_ess") for agent in results.agents})
     scale = linear_scale([1.0, *(value for line in sizes for value in line.values.values())], low=0.0)
-    return [panels, panel("effective sample size", sizes, found, "effective share of answers by step", PERCENT, scale)]
+    return [
+        panels,
+        panel("effective sample size", sizes, results, "effective share of answers by step", PERCENT, scale),
+    ]
 
 
-def optimizer(found: Measurements, settings: Settings) -> Rows:
+def optimizer(results: Measurements, settings: Settings) -> Rows:
     """Gradient norm and loss."""
     norms, losses = (
-        agent_lines(found, {agent: found.metric("update", agent, key) for agent in found.agents})
+        agent_lines(results, {agent: results.metric("update", agent, key) for agent in results.agents})
         for key in ("grad_norm", "loss")
     )
     largest = settings.optimizer.max_grad_norm
     return [
         panel(
-            "gradient norm", norms, found, "gradient norm by step", NUMBER, from_zero(norms), [Rule(largest, "limit")]
+            "gradient norm", norms, results, "gradient norm by step", NUMBER, from_zero(norms), [Rule(largest, "limit")]
         )
-        + panel("loss", losses, found, "loss by step", NUMBER)
+        + panel("loss", losses, results, "loss by step", NUMBER)
     ]
 
 
-def pool(found: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
+def pool(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Round-trip share per learner (of the texts of others)."""
     curves: dict[str, Curve] = {}
-    for learner in found.agents:
+    for learner in results.agents:
         sums: dict[int, list[float]] = {}
-        for entry in found.pool:
+        for entry in results.pool:
             if entry.learner == learner and entry.source != learner:
                 size = sum(entry.statuses.values())
                 whole = sums.setdefault(entry.step, [0.0, 0.0])
                 whole[0] += entry.roundtrip * size
                 whole[1] += size
         curves[learner] = {step: same / size for step, (same, size) in sums.items() if size}
-    lines = agent_lines(found, curves)
+    lines = agent_lines(results, curves)
     lowest = min([0.9, *(value for line in lines for value in line.values.values())])
     scale = linear_scale([lowest], high=1.0)
-    return [panel("texts that come back unchanged", lines, found, "round-trip share by step", PERCENT, scale)]
+    return [panel("texts that come back unchanged", lines, results, "round-trip share by step", PERCENT, scale)]
 
 
 FIGURES: dict[str, Callable[[Measurements, Settings], Rows]] = {

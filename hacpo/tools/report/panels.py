@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from hacpo.settings.verification import VerificationSettings
 from hacpo.tools.report.charts import Line, Rule, extent, line_chart
 from hacpo.tools.report.collect import Curve, Measurements
@@ -26,7 +28,7 @@ class Panel:
     """One chart with its heading; `color` is the colour of its agent."""
 
     title: str
-    chart: str
+    chart: Markup
     color: str = ""
 
 
@@ -34,15 +36,10 @@ Rows = list[list[Panel]]
 """A figure's panels, row by row; an empty row is left out."""
 
 
-def color_of(found: Measurements, agent: str) -> str:
-    """The CSS class of an agent's colour, the same everywhere on the page."""
-    return f"c-agent-{found.agents.index(agent) % 8}"
-
-
 def panel(
     title: str,
     lines: Sequence[Line],
-    found: Measurements,
+    results: Measurements,
     described: str,
     form: Format,
     scale: Scale | None = None,
@@ -52,16 +49,16 @@ def panel(
     """One panel of lines, or none if there is nothing to draw."""
     if not any(line.values for line in lines):
         return []
-    chart = line_chart(lines, title=described, last_step=found.last_step, form=form, scale=scale, rules=rules)
+    chart = line_chart(lines, title=described, last_step=results.last_step, form=form, scale=scale, rules=rules)
     return [Panel(title, chart, color)]
 
 
-def agent_lines(found: Measurements, curves: Mapping[str, Curve]) -> list[Line]:
+def agent_lines(results: Measurements, curves: Mapping[str, Curve]) -> list[Line]:
     """One line per agent; a single one where all agents have the same values and would hide each other."""
-    there = [curve for curve in curves.values() if curve]
-    if len(there) == len(found.agents) > 1 and all(curve == there[0] for curve in there):
-        return [Line("all agents", "c-ink", there[0])]
-    return [Line(agent, color_of(found, agent), curves[agent]) for agent in found.agents if curves.get(agent)]
+    drawn = [curve for curve in curves.values() if curve]
+    if len(drawn) == len(results.agents) > 1 and all(curve == drawn[0] for curve in drawn):
+        return [Line("all agents", "c-ink", drawn[0])]
+    return [Line(agent, results.color_of(agent), curves[agent]) for agent in results.agents if curves.get(agent)]
 
 
 def reward_format(verification: VerificationSettings) -> Format:

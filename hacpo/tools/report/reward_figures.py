@@ -7,44 +7,44 @@ from collections.abc import Mapping
 from hacpo.settings.root import Settings
 from hacpo.tools.report.charts import Bars, bar_chart
 from hacpo.tools.report.collect import GAVE_UP, Curve, Measurements
-from hacpo.tools.report.panels import Panel, Rows, agent_lines, color_of, panel
+from hacpo.tools.report.panels import Panel, Rows, agent_lines, panel
 from hacpo.tools.report.scales import COUNT, PERCENT, linear_scale
 
 VERDICTS = ("correct", "wrong", "no_answer", "truncated", *GAVE_UP)
 
 
-def verdicts(found: Measurements, settings: Settings) -> Rows:
+def verdicts(results: Measurements, settings: Settings) -> Rows:
     """What the answers earned, one panel per agent: shares of verdicts, or of rewards where a function grades. Then how
     many the length limit cut off, whatever they earned."""
     panels = []
-    for agent in found.verdicts:
-        parts = _verdict_parts(found, agent) if settings.verification.is_math else _grade_parts(found, agent)
+    for agent in results.verdicts:
+        parts = _verdict_parts(results, agent) if settings.verification.is_math else _grade_parts(results, agent)
         what = "verdicts on" if settings.verification.is_math else "rewards of"
         described = f"{what} {agent}'s answers by step"
-        chart = bar_chart(parts, title=described, last_step=found.last_step, form=COUNT, shares=True)
-        panels.append(Panel(agent, chart, color_of(found, agent)))
-    lines = agent_lines(found, {agent: _cut_off(reasons) for agent, reasons in found.finish_reasons.items()})
+        chart = bar_chart(parts, title=described, last_step=results.last_step, form=COUNT, shares=True)
+        panels.append(Panel(agent, chart, results.color_of(agent)))
+    lines = agent_lines(results, {agent: _cut_off(reasons) for agent, reasons in results.finish_reasons.items()})
     scale = linear_scale([0.05, *(value for line in lines for value in line.values.values())], low=0.0)
-    return [panels, panel("cut off by the length limit", lines, found, "share of answers cut off", PERCENT, scale)]
+    return [panels, panel("cut off by the length limit", lines, results, "share of answers cut off", PERCENT, scale)]
 
 
-def _verdict_parts(found: Measurements, agent: str) -> list[Bars]:
-    counts = found.verdicts[agent]
+def _verdict_parts(results: Measurements, agent: str) -> list[Bars]:
+    counts = results.verdicts[agent]
     names = [name for name in VERDICTS if name in counts] + sorted(counts.keys() - set(VERDICTS))
-    colors = {"correct": color_of(found, agent)}
+    colors = {"correct": results.color_of(agent)}
     return [Bars(name, colors.get(name, f"c-verdict-{name}"), counts[name]) for name in names]
 
 
-def _grade_parts(found: Measurements, agent: str) -> list[Bars]:
+def _grade_parts(results: Measurements, agent: str) -> list[Bars]:
     """The rewards from the lowest to the highest, in colours that say how high, and what could not be judged."""
-    names = found.grades.names
+    names = results.grades.names
     colors = [f"c-grade-{round(4 * place / (len(names) - 1)) if len(names) > 1 else 2}" for place in range(len(names))]
-    counts = found.grades.counts.get(agent, [{} for _ in names])
+    counts = results.grades.counts.get(agent, [{} for _ in names])
     graded = [Bars(name, color, curve) for name, color, curve in zip(names, colors, counts, strict=True)]
     return graded + [
-        Bars(name, f"c-verdict-{name}", found.verdicts[agent][name])
+        Bars(name, f"c-verdict-{name}", results.verdicts[agent][name])
         for name in GAVE_UP
-        if name in found.verdicts[agent]
+        if name in results.verdicts[agent]
     ]
 
 

@@ -12,7 +12,7 @@ from hacpo.tools.report.collect import Measurements
 _DIGITS = 4
 
 
-def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
+def metrics(results: Measurements, settings: Settings) -> dict[str, Any]:
     """Held-out results at the first and the latest evaluation, and what the run has cost.
 
     Returns:
@@ -24,38 +24,40 @@ def metrics(found: Measurements, settings: Settings) -> dict[str, Any]:
     """
     accuracy: dict[str, dict[str, float]] = {}
     for name in (series.name for series in settings.evaluation.series):
-        curves = {agent: found.accuracy[agent, name] for agent in found.agents if found.accuracy.get((agent, name))}
+        curves = {
+            agent: results.accuracy[agent, name] for agent in results.agents if results.accuracy.get((agent, name))
+        }
         ends = {agent: (curve[min(curve)].mean, curve[max(curve)].mean) for agent, curve in curves.items()}
         if not ends:
             continue
         accuracy[name] = {agent: _rounded(final) for agent, (_, final) in ends.items()}
-        if len(ends) == len(found.agents):
+        if len(ends) == len(results.agents):
             start, final = (sum(values) / len(values) for values in zip(*ends.values(), strict=True))
             accuracy[name] |= {"(mean)": _rounded(final), "(gain)": _rounded(final - start)}
             common = set.intersection(*(set(curve) for curve in curves.values()))
             means = [sum(curve[step].mean for curve in curves.values()) / len(curves) for step in sorted(common)]
             accuracy[name] |= {"(best)": _rounded(max(means))} if means else {}
-    side = round(sum(found.total("side_generate", agent, "rollouts") for agent in found.agents))
+    side = round(sum(results.total("side_generate", agent, "rollouts") for agent in results.agents))
     return {
         **accuracy,
         **({"side_rollouts": side} if side else {}),
-        "steps": found.steps_trained,
-        "rollouts": round(sum(found.total("generate", agent, "rollouts") for agent in found.agents)),
-        "tokens": round(sum(found.total("generate", agent, "tokens") for agent in found.agents)),
-        "seconds": round(sum(values.get("seconds", 0.0) for values in found.metrics.values()), 1),
+        "steps": results.steps_trained,
+        "rollouts": round(sum(results.total("generate", agent, "rollouts") for agent in results.agents)),
+        "tokens": round(sum(results.total("generate", agent, "tokens") for agent in results.agents)),
+        "seconds": round(sum(values.get("seconds", 0.0) for values in results.metrics.values()), 1),
     }
 
 
-def curves_csv(found: Measurements, settings: Settings) -> str:
+def curves_csv(results: Measurements, settings: Settings) -> str:
     """One row per evaluated step; `<agent>.<series>` for every series and agent, empty where there is none."""
-    keys = [(agent, series.name) for series in settings.evaluation.series for agent in found.agents]
-    steps = sorted({step for curve in found.accuracy.values() for step in curve})
+    keys = [(agent, series.name) for series in settings.evaluation.series for agent in results.agents]
+    steps = sorted({step for curve in results.accuracy.values() for step in curve})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["step", *(f"{agent}.{name}" for agent, name in keys)])
     for step in steps:
-        estimates = [found.accuracy.get(key, {}).get(step) for key in keys]
-        writer.writerow([step, *("" if found is None else f"{found.mean:.{_DIGITS}f}" for found in estimates)])
+        estimates = [results.accuracy.get(key, {}).get(step) for key in keys]
+        writer.writerow([step, *("" if estimate is None else f"{estimate.mean:.{_DIGITS}f}" for estimate in estimates)])
     return text.getvalue()
 
 
