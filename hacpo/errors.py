@@ -38,6 +38,11 @@ def _line(what: str, where: object, facts: dict[str, object], remedy: str) -> st
     return harmless(" ".join(line.split()))
 
 
+def first_line(error: BaseException, most: int = 120) -> str:
+    """What another library's error says, on one line: its first, or its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
 def harmless(text: str) -> str:
     """Text of one line without characters that could steer a terminal or hide what is said: they are spelled out."""
     return "".join(

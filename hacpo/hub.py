@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo.artifacts.model_folder import MODEL_FILES
-from hacpo.errors import HacpoError, StorageError
+from hacpo.callbacks import OnProgress
+from hacpo.errors import HacpoError, StorageError, first_line
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -74,7 +75,7 @@ def fetch_model(
     revision: str | None,
     *,
     where: str,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[Path, str]:
     """A model's weights, config, tokenizer, chat template and licence, from the hub or from its cache on this machine.
 
@@ -170,7 +171,7 @@ def _storage(cache: Path) -> Iterator[None]:
         ) from None
 
 
-def _silent_bar(on_progress: Callable[[int, int], None] | None) -> Any:
+def _silent_bar(on_progress: OnProgress | None) -> Any:
     """A progress bar class that prints nothing and passes on how many bytes are there."""
     from tqdm import tqdm
 
@@ -222,5 +223,5 @@ def _one_line(where: object, remedy: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         # huggingface_hub raises errors of its HTTP library, OSError, ValueError and others, depending on what fails.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(".")
+        reason = first_line(error, 160).rstrip(".")
         raise HacpoError(f"the hub cannot be used: {reason}", where=where, remedy=remedy) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hacpo.errors import ArtifactError, DataError, MissingInputError
+from hacpo.errors import ArtifactError, DataError, MissingInputError, first_line
 
 _REMEDY = "correct the file, or algorithm.capability.oracle_table in params.yaml"
 _COLUMNS = pa.schema({"step": pa.int64(), "agent": pa.string(), "capability": pa.float64()})
@@ -28,7 +28,7 @@ def read_oracle(path: Path) -> dict[tuple[int, str], float]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        said = str(error).splitlines()[0][:120]
+        said = first_line(error)
         raise ArtifactError(f"not readable as Parquet: {said}", where=path, remedy=_REMEDY) from None
     for name in _COLUMNS.names:
         if table.schema.names.count(name) != 1:
@@ -37,7 +37,7 @@ def read_oracle(path: Path) -> dict[tuple[int, str], float]:
     try:
         rows = table.select(_COLUMNS.names).cast(_COLUMNS).to_pylist()
     except (pa.ArrowException, ValueError) as error:
-        said = str(error).splitlines()[0][:120]
+        said = first_line(error)
         expected = "whole numbers, texts and numbers"
         raise DataError(f"step, agent, capability: {said}", where=path, expected=expected, remedy=_REMEDY) from None
     capabilities: dict[tuple[int, str], float] = {}

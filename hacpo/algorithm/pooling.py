@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 from hacpo.algorithm.rollouts import Row, in_order
+from hacpo.callbacks import OnProgress
 from hacpo.errors import ArtifactError
 from hacpo.settings.agents import PromptSettings
 from hacpo.tokens.context_length import context_length, vocabulary_rows
@@ -111,7 +112,7 @@ def build_pool(
     prompt_settings: PromptSettings,
     limits: Limits,
     score_eos: bool,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> list[Row]:
     """Rows of the pool table, by problem, agent and sample.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hacpo.artifacts.text_files import load_json
 from hacpo.artifacts.weights import WEIGHT_SUFFIXES, holds_adapter
-from hacpo.errors import ModelError
+from hacpo.errors import ModelError, first_line
 
 MODEL_FILES = (
     "*.safetensors",
@@ -209,4 +209,4 @@ def why_unloadable(error: BaseException) -> str:
     text = str(error)
     if "trust_remote_code" in text:
         return "it brings code of its own (auto_map), which is never run, for an architecture that is unknown here"
-    return (text.splitlines() or [type(error).__name__])[0][:160]
+    return first_line(error, 160)

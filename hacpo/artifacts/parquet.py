@@ -19,7 +19,7 @@ from hacpo.artifacts.shards import Oddity, Shard, Wanted, read_shards
 from hacpo.artifacts.storage import atomic
 from hacpo.artifacts.tables import Table
 from hacpo.artifacts.text_files import check_regular, parse_json
-from hacpo.errors import ArtifactError, MissingInputError
+from hacpo.errors import ArtifactError, MissingInputError, first_line
 
 
 def to_arrow(table: Table, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> pa.Table:
@@ -137,7 +137,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
         named = {key.decode(): value.decode() for key, value in raw.items() if key.startswith(b"hacpo.")}
         settings = parse_json(named.get("hacpo.settings", "{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ArtifactError(f"not readable: {str(error).splitlines()[0][:120]}", where=shard) from None
+        raise ArtifactError(f"not readable: {first_line(error)}", where=shard) from None
     if not isinstance(settings, dict):
         raise ArtifactError("hacpo.settings holds no settings", where=shard)
     return {**{name.removeprefix("hacpo."): value for name, value in named.items()}, "settings": settings}

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from hacpo.artifacts.storage import MACHINES, refusal
 from hacpo.artifacts.tables import Table
 from hacpo.artifacts.text_files import check_regular, parse_json
-from hacpo.errors import ArtifactError
+from hacpo.errors import ArtifactError, first_line
 
 ABSENT = "not there"
 """Stands for a value that is on one side only."""
@@ -140,7 +140,7 @@ def _read_shard(
     except Exception as error:  # a damaged file makes pyarrow raise whatever its damage leads to
         if (refused := refusal(error)) is not None and refused.number in MACHINES:
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        reason = first_line(error)
         problem = f"damaged or truncated: {reason}"
         whole = "a whole Parquet file"
         yield Oddity("files", file, problem, expected=whole, found=problem, says_all=True, unusable=True)

@@ -15,6 +15,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from hacpo.errors import first_line
+
 DEEPEST = 100
 """Levels of lists and mappings within each other; nothing here needs ten."""
 
@@ -133,7 +135,7 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text)
     except Exception as error:  # beside its own errors, those of int() and datetime() over a stranger's numbers
         mark = getattr(error, "problem_mark", None)
-        said = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0][:120]
+        said = getattr(error, "problem", None) or first_line(error)
         raise YamlError(str(said), None if mark is None else mark.line + 1) from None
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from hacpo.artifacts.tables import PROBLEMS
 from hacpo.data import tasks
-from hacpo.errors import DataError, MissingInputError
+from hacpo.errors import DataError, MissingInputError, first_line
 from hacpo.seeds import derive_seed
 from hacpo.settings.root import DataSet
 
@@ -58,7 +58,7 @@ def _read(path: Path) -> list[Row]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"not readable as Parquet: {str(error).splitlines()[0][:120]}", where=path) from None
+        raise DataError(f"not readable as Parquet: {first_line(error)}", where=path) from None
     for field in PROBLEMS.schema:
         if field.name in table.column_names:
             continue

@@ -5,7 +5,7 @@ Everything passes as token ids and numpy arrays. An engine reports log-probabili
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hacpo.algorithm.support import Support
+from hacpo.callbacks import OnProgress
 
-OnProgress = Callable[[int, int], None]
-"""Called with (responses done, responses in all)."""
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SampledResponse:
 
     token_ids: list[int]
     logprobs: npt.NDArray[np.float32]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     support: Support | None = None
 
 

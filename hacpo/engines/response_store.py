@@ -22,7 +22,8 @@ from hacpo.algorithm.support import to_column, to_rows
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.durability import flush
 from hacpo.artifacts.storage import refused
-from hacpo.engines.interface import OnProgress, SampledResponse, Sampler, SamplingParameters, SamplingRequest
+from hacpo.callbacks import OnProgress
+from hacpo.engines.interface import SampledResponse, Sampler, SamplingParameters, SamplingRequest
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
 from hacpo.settings.engine import EngineSettings
 

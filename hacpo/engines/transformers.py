@@ -23,7 +23,8 @@ from transformers import (
 
 from hacpo.algorithm.batching import batches
 from hacpo.algorithm.support import Support
-from hacpo.engines.interface import OnProgress, SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse
+from hacpo.callbacks import OnProgress
+from hacpo.engines.interface import SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse
 from hacpo.engines.training.logprobs import collate, support_scores, token_logprobs
 from hacpo.engines.truncation import SupportRecorder, truncated
 from hacpo.tokens.stopping import StopStrings

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hacpo.errors import SettingsError
+from hacpo.errors import SettingsError, first_line
 from hacpo.settings.engine import LauncherSettings
 from hacpo.settings.root import Settings
 
@@ -73,7 +73,7 @@ def read_accelerate_config(path: Path) -> Any:
     try:
         config = load_config_from_file(str(path))
     except Exception as error:  # ValueError, TypeError, KeyError, AttributeError or yaml's own, for odd content
-        reason = (str(error).splitlines() or ["?"])[0][:200]
+        reason = first_line(error, 200)
         raise SettingsError(f"accelerate cannot read it: {reason}", where=f"{_WHERE}: {path}") from None
     if not hasattr(config, "num_processes"):
         raise SettingsError(

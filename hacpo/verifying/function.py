@@ -19,15 +19,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from hacpo.errors import SettingsError
-from hacpo.verifying.judgement import Judgement, Outcome, failure
+from hacpo.verifying.judgement import Given, Judgement, Outcome, failure
 
 RewardFunction = Callable[[Mapping[str, Any], str, str], object]
 """(row of the problems table, response, finish reason) -> reward, or (reward, verdict)."""
 
-VERDICTS = ("correct", "wrong", "no_answer", "truncated")
+VERDICTS = get_args(Given)
 """What a function may call a response; `error` and `timeout` are said of it, not by it."""
 
 _INSTALLED = {"site-packages", "dist-packages"}

@@ -6,7 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Outcome = Literal["correct", "wrong", "no_answer", "truncated", "timeout", "error"]
+Given = Literal["correct", "wrong", "no_answer", "truncated"]
+"""What a verifier or a reward function calls a response."""
+
+Outcome = Literal[Given, "timeout", "error"]
+"""The last two are said of the verifier: nobody could tell."""
 
 MAX_MESSAGE = 300
 """Characters of a reason that a table keeps. A reply with it fits into one atomic write to a pipe (4096 bytes)."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from hacpo.callbacks import OnProgress
 from hacpo.errors import DataError, RewardError
 from hacpo.verifying.answers.spelling import extract_answer, nesting, plain_verdict, shortened
 from hacpo.verifying.judgement import Judgement, Outcome, failure
@@ -26,7 +27,6 @@ from hacpo.verifying.worker_pool import Question, WorkerPool
 if TYPE_CHECKING:  # pydantic takes longer to import than everything here
     from hacpo.settings.verification import VerificationSettings
 
-Progress = Callable[[int, int], None]
 """Called with the number of responses that have a verdict, and of all."""
 
 
@@ -96,7 +96,7 @@ class Verifier:
         """Ends the worker processes."""
         self._pool.close()
 
-    def verify(self, requests: Iterable[Request], on_progress: Progress | None = None) -> list[Verdict]:
+    def verify(self, requests: Iterable[Request], on_progress: OnProgress | None = None) -> list[Verdict]:
         """A verdict for each request, in their order. What is the same for two requests is judged once.
 
         Raises:

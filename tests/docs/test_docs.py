@@ -164,7 +164,7 @@ def test_the_report_and_the_glossary_explain_words_alike() -> None:
     words = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", template)
     reward = tomllib.loads((report / "captions.toml").read_text("utf-8"))["reward"]
     graded = reward["graded"].removeprefix("What the run's reward function gives an answer: ")
-    said = {"$reward_meaning": f"{reward['plain']} With a reward function of the user's own: {graded}"}
+    said = {"{{ reward_meaning|safe }}": f"{reward['plain']} With a reward function of the user's own: {graded}"}
     glossary = (ROOT / "docs/glossary.md").read_text("utf-8")
     assert len(words) >= 10
     for term, meaning in words:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hacpo.artifacts.text_files import parse_json
-from hacpo.errors import DataError, MissingInputError
+from hacpo.errors import DataError, MissingInputError, first_line
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a character beyond the first 65,536, as JSON may spell it; two of them make one."""
@@ -60,7 +60,7 @@ def _parquet(path: Path) -> Rows:
                     raise _too_large(path)
                 rows += batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"not readable as Parquet: {str(error).splitlines()[0][:120]}", where=path) from None
+        raise DataError(f"not readable as Parquet: {first_line(error)}", where=path) from None
     return rows
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hacpo.callbacks import OnProgress
 from hacpo.data.importing.cells import normalised
 from hacpo.data.importing.columns import Problem
 from hacpo.errors import DataError
@@ -74,7 +75,7 @@ def same_texts(problems: Iterable[Problem]) -> list[tuple[str, ...]]:
 
 
 def doubtful_answers(
-    problems: Sequence[Problem], settings: VerificationSettings, on_progress: Callable[[int, int], None] | None = None
+    problems: Sequence[Problem], settings: VerificationSettings, on_progress: OnProgress | None = None
 ) -> list[Doubt]:
     """Answers that a response cannot be compared with.
 

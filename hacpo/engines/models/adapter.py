@@ -21,7 +21,7 @@ import torch
 from hacpo.artifacts.model_folder import check_config, why_unloadable
 from hacpo.artifacts.text_files import check_regular, load_json
 from hacpo.artifacts.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config, policy_hash
-from hacpo.errors import ArtifactError, ModelError, SettingsError
+from hacpo.errors import ArtifactError, ModelError, SettingsError, first_line
 from hacpo.seeds import derive_seed
 from hacpo.settings.agents import AdapterSettings, TinySettings
 
@@ -77,15 +77,15 @@ def settle_adapter(
         model._hacpo_adapter = Adapter(config, {"folder": inside, "policy": policy_hash(before)})
         return
     asked = "none" if settings is None else f"rank {settings.rank}, alpha {settings.alpha}"
-    there = "none" if held is None else f"rank {held.config['r']}, alpha {held.config['lora_alpha']}"
+    given = "none" if held is None else f"rank {held.config['r']}, alpha {held.config['lora_alpha']}"
     if settings is not None and held is not None and isinstance(settings.targets, list):
         asked += f", targets {', '.join(sorted(settings.targets))}"
-        there += f", targets {', '.join(sorted(held.config['target_modules']))}"
-    if asked != there:
+        given += f", targets {', '.join(sorted(held.config['target_modules']))}"
+    if asked != given:
         raise SettingsError(
             f"the checkpoint of step {step - 1} has another adapter",
             where=where,
-            expected=there,
+            expected=given,
             found=asked,
             remedy="`hacpo run` repeats what depends on this setting",
         )
@@ -211,8 +211,7 @@ def load_adapter(model: Any, folder: Path) -> None:
                 parameter.copy_(tensors[name])
     except Exception as error:
         # json, safetensors and PEFT each have their own errors for damaged files.
-        reason = (str(error).splitlines() or ["?"])[0][:160]
-        raise ArtifactError(f"the adapter does not fit its base: {reason}", where=folder) from None
+        raise ArtifactError(f"the adapter does not fit its base: {first_line(error, 160)}", where=folder) from None
     model._hacpo_adapter = Adapter(config, base)
 
 

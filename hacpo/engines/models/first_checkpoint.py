@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hacpo.engines.interface import OnProgress
+from hacpo.callbacks import OnProgress
 from hacpo.engines.models.checkpoint import copy_model_folder
 from hacpo.engines.models.safe_load import load_whole
 from hacpo.errors import ModelError

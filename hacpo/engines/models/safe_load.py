@@ -65,19 +65,19 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
 def _account(report: dict[str, Any], where: Path) -> None:
     """Refuse a model of which a parameter has not come from the folder, or a tensor of the folder has gone nowhere."""
     missing = sorted(map(str, report["missing_keys"]))
-    other = sorted((str(name), tuple(there), tuple(wanted)) for name, there, wanted in report["mismatched_keys"])
+    other = sorted((str(name), tuple(present), tuple(wanted)) for name, present, wanted in report["mismatched_keys"])
     left = sorted(name for name in map(str, report["unexpected_keys"]) if not _HARMLESS.search(name))
     remedy = "complete the folder, or correct its config.json"
     if missing:
         what = f"its weights lack the parameter {_first(missing)}, which would be random numbers"
         raise ModelError(what, where=where, remedy=remedy)
     if other:
-        name, there, wanted = other[0]
+        name, present, wanted = other[0]
         raise ModelError(
             f"the parameter {name} has another shape than config.json says",
             where=where,
             expected=wanted,
-            found=there,
+            found=present,
             remedy=remedy,
         )
     if left:

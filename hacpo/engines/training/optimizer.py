@@ -18,7 +18,7 @@ from hacpo.artifacts.text_files import check_regular, load_json
 from hacpo.artifacts.weights import optimizer_files, optimizer_name
 from hacpo.engines.training.policy import like, whole
 from hacpo.engines.training.processes import leads
-from hacpo.errors import ArtifactError
+from hacpo.errors import ArtifactError, first_line
 from hacpo.settings.training import OptimizerSettings
 
 FILE_BYTES = 4 << 30
@@ -142,10 +142,8 @@ class Optimizer:
                         parameter.copy_(read(f"master.{name}", parameter))
         except Exception as error:
             # safetensors, json and torch each have their own errors for a damaged file.
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ArtifactError(
-                f"the optimizer state cannot be used: {(reason.splitlines() or ['?'])[0][:120]}", where=folder
-            ) from None
+            reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
+            raise ArtifactError(f"the optimizer state cannot be used: {reason}", where=folder) from None
 
     def _files(self) -> list[list[tuple[str, str]]]:
         """(moment, parameter) of every tensor of the state, cut into files."""

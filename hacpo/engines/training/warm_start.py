@@ -34,7 +34,7 @@ from hacpo.errors import SettingsError
 from hacpo.seeds import derive_seed
 from hacpo.settings.agents import TinySettings
 
-OnProgress = Callable[[int, int, float], None]
+OnUpdate = Callable[[int, int, float], None]
 """Called with (optimizer steps done, steps in all, loss of the last one)."""
 
 _IGNORED = -100  # the target that torch's cross entropy leaves out
@@ -157,7 +157,7 @@ def warm_start(
     settings: TinySettings,
     seed: int,
     directory: Path,
-    on_progress: OnProgress | None = None,
+    on_progress: OnUpdate | None = None,
     limit: int | None = None,
 ) -> dict[str, float]:
     """Make an agent from scratch and write it to `directory` as a Hugging Face model folder.

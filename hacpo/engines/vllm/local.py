@@ -6,12 +6,13 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hacpo.engines.interface import OnProgress, SampledResponse, SamplingParameters, SamplingRequest
+from hacpo.callbacks import OnProgress
+from hacpo.engines.interface import FinishReason, SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.engines.vllm.refusals import cpu_cores
 from hacpo.errors import DataError, ModelError
 from hacpo.settings.engine import EngineSettings
@@ -215,7 +216,7 @@ def _response(output: Any) -> SampledResponse:
     return SampledResponse(token_ids, np.array(logprobs, dtype=np.float32), finish_reason(output.finish_reason))
 
 
-def finish_reason(said: str | None) -> Literal["stop", "length"]:
+def finish_reason(said: str | None) -> FinishReason:
     """vLLM's word for why a response ended, as ours."""
     return "stop" if said == "stop" else "length"
 

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hacpo.artifacts.text_files import parse_json
-from hacpo.engines.interface import OnProgress, SampledResponse, SamplingParameters, SamplingRequest
+from hacpo.callbacks import OnProgress
+from hacpo.engines.interface import SampledResponse, SamplingParameters, SamplingRequest
 from hacpo.engines.vllm.local import finish_reason, sampling_fields
 from hacpo.engines.vllm.refusals import model_config
 from hacpo.engines.vllm.servers import HOSTS_VARIABLE, KEY_VARIABLE, keeps_secrets

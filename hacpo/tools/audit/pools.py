@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hacpo.algorithm.pooling import Limits
 from hacpo.artifacts import tables
+from hacpo.tokens.retokenize import Status
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
 from hacpo.tools.audit.lists import Flags, Ints, ListColumn, Taken
@@ -27,7 +28,7 @@ TOLERANCE = 1e-9
 """Of capability, baseline, sigma, omega and advantages (absolute, and relative above 1), and of sums and ratios
 (relative): rounding of another order of additions."""
 
-STATUSES = ("kept", "too_long", "empty", "not_representable", "error")
+STATUSES = get_args(Status)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hacpo.algorithm.sampler_correction import effective_sample_size
 from hacpo.artifacts import tables
+from hacpo.engines.interface import FinishReason
 from hacpo.tokens.stopping import first_stop
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
@@ -22,6 +23,7 @@ from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.rows import Rows
 from hacpo.tools.audit.supports import check_support
 from hacpo.tools.audit.table_checks import read
+from hacpo.verifying.judgement import Outcome
 
 Floats = NDArray[np.float64]
 
@@ -29,8 +31,8 @@ SAMPLER_TOLERANCE = 1e-3
 """Nats that a token's log-probability may differ between sampling and rescoring with transformers in float32, where
 both come from the same weights and differ by rounding only (a cache while sampling, other batches): below 1e-5."""
 
-VERDICTS = ("correct", "wrong", "no_answer", "truncated", "timeout", "error")
-FINISH_REASONS = ("stop", "length")
+VERDICTS = get_args(Outcome)
+FINISH_REASONS = get_args(FinishReason)
 
 
 @dataclass(frozen=True)

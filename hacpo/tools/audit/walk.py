@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,14 +21,12 @@ from hacpo.tools.audit.steps import Presence, check_models, check_step
 
 if TYPE_CHECKING:
     from hacpo.tools.audit.deep import DeepReport
-    from hacpo.tools.audit.texts import TextReport
-
-Texts = Literal["all", "sample", "none"]
+    from hacpo.tools.audit.texts import TextReport, Texts
 
 ALL_TEXTS_UP_TO = 20_000
 """Rollouts of a run up to which all texts are read unless asked otherwise: a few minutes' work."""
 
-OnProgress = Callable[[str, int, int], None]
+OnPart = Callable[[str, int, int], None]
 """Called with what is being done, the steps done, and all."""
 
 
@@ -66,7 +64,7 @@ def audit(
     deep: bool = False,
     first: int | None = None,
     last: int | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnPart | None = None,
 ) -> Audit:
     """Check every invariant of a run on its files.
 
@@ -141,7 +139,7 @@ def _default_texts(run: AuditRun, presence: Presence) -> Texts:
     return "all" if presence.reached(run) * per_step <= ALL_TEXTS_UP_TO else "sample"
 
 
-def _read_texts(run: AuditRun, result: Audit, on_progress: OnProgress) -> TextReport:
+def _read_texts(run: AuditRun, result: Audit, on_progress: OnPart) -> TextReport:
     from hacpo.tools.audit.texts import TextAudit
 
     with TextAudit(run, result.texts) as reader:
@@ -151,7 +149,7 @@ def _read_texts(run: AuditRun, result: Audit, on_progress: OnProgress) -> TextRe
         return reader.report
 
 
-def _repeat(run: AuditRun, result: Audit, on_progress: OnProgress) -> DeepReport:
+def _repeat(run: AuditRun, result: Audit, on_progress: OnPart) -> DeepReport:
     from hacpo.tools.audit.deep import DeepAudit
 
     with DeepAudit(run) as repeated:

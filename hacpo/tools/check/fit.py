@@ -66,13 +66,13 @@ def _check_lengths(settings: Settings, name: str, shape: ModelShape) -> Iterator
     if longest is not None and _uses_vllm(settings.engine):
         limits[f"engine.vllm.max_model_len {longest:,}"] = longest
     responses = {f"agents.{name}.sampling.max_new_tokens": sampling.max_new_tokens}
-    for benchmark, one in settings.evaluation.benchmarks.items():
-        if one.max_new_tokens is not None:
-            responses[f"evaluation.benchmarks.{benchmark}.max_new_tokens"] = one.max_new_tokens
+    for benchmark, own in settings.evaluation.benchmarks.items():
+        if own.max_new_tokens is not None:
+            responses[f"evaluation.benchmarks.{benchmark}.max_new_tokens"] = own.max_new_tokens
     for setting, tokens in responses.items():
-        for said, limit in limits.items():
+        for named, limit in limits.items():
             if tokens >= limit:
-                yield error(f"{setting}: {tokens:,} leaves agent {name} no room for a prompt within {said}")
+                yield error(f"{setting}: {tokens:,} leaves agent {name} no room for a prompt within {named}")
     trained = settings.pool.max_tokens
     if trained is not None and trained <= sampling.max_new_tokens:
         yield warning(

@@ -48,10 +48,10 @@ class Files:
                 self._found[key] = len(rows), rows[0]
             except HacpoError as refusal:
                 self._found[key] = refusal
-        found = self._found[key]
-        if isinstance(found, HacpoError):
-            raise found
-        return found
+        known = self._found[key]
+        if isinstance(known, HacpoError):
+            raise known
+        return known
 
 
 def check_data(pipeline: Pipeline, files: Files) -> Iterator[Remark]:

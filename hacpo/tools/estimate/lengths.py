@@ -15,7 +15,7 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import load_json
 from hacpo.data import tasks
 from hacpo.data.importing.known import KNOWN
-from hacpo.errors import DataError
+from hacpo.errors import DataError, first_line
 from hacpo.settings.agents import PromptSettings
 from hacpo.settings.root import DataSet, Settings
 
@@ -97,7 +97,7 @@ def _in_file(path: Path) -> Problems:
         column = pq.read_table(path, columns=["problem"])["problem"].cast(pa.string())
         sizes = pa.compute.binary_length(column.drop_null()).to_pylist()
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise DataError(f"is no table of problems: {str(error).splitlines()[0][:120]}", where=path) from None
+        raise DataError(f"is no table of problems: {first_line(error)}", where=path) from None
     return _summary(sizes)
 
 

@@ -73,7 +73,7 @@ def gather_facts(
             "the resolved settings are missing", where=layout.settings, remedy="run `hacpo resolve`"
         )
     agents = {facts.name: facts for facts in agent_facts(layout, settings)}
-    data = next(one for one in problem_sets(layout, run, settings) if one.name == settings.data.train)
+    data = next(each for each in problem_sets(layout, run, settings) if each.name == settings.data.train)
     start = layout.checkpoint(0, agent)
     return CardFacts(
         run=run,
@@ -187,7 +187,7 @@ def _front_matter(facts: CardFacts) -> str:
 
 
 def _summary(facts: CardFacts) -> str:
-    step, others = facts.choice.step, " and ".join(f"`{one.name}`" for one in facts.partners)
+    step, others = facts.choice.step, " and ".join(f"`{each.name}`" for each in facts.partners)
     if step == 0:
         text = f"Agent `{facts.agent.name}` of the run `{facts.run}`, before training."
     else:
@@ -230,7 +230,7 @@ def _agents(facts: CardFacts) -> str:
         "## Agents\n",
         _table(
             ["agent", "started from", "architecture", "parameters"],
-            [_agent_cells(facts.agent, " (this one)"), *(_agent_cells(one, "") for one in facts.partners)],
+            [_agent_cells(facts.agent, " (this one)"), *(_agent_cells(each, "") for each in facts.partners)],
         ),
     ]
     if facts.partners and not shares:
@@ -298,7 +298,7 @@ def _results(facts: CardFacts) -> str:
         if len(asked) == 1:
             what = f"{series.title} (`{asked[0].data}`)"
             protocol = f"{asked[0].samples} at temperature {asked[0].temperature:g}"
-        problems = next((f"{one.problems:,}" for one in curve.values()), "")
+        problems = next((f"{each.problems:,}" for each in curve.values()), "")
         cells.append([what, problems, protocol, _estimate(curve.get(0)), _estimate(curve.get(step))])
     lines.append(_table(["benchmark", "problems", "responses per problem", "step 0", f"step {step}"], cells))
     word = measure(facts.settings.verification).capitalize()

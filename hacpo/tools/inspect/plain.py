@@ -13,6 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from hacpo.phrases import number
+
 _SUSPECT = re.compile(r"[^\n\x20-\x7e]")
 _STEERING = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories that steer instead of show: controls, formatting (bidirectional overrides, zero width), private
@@ -76,16 +78,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def signed(value: float) -> str:
-    """`+0.707`, or `0` for exactly nothing."""
-    return "0" if value == 0 else f"{value:+.3f}" if 1e-3 <= abs(value) < 1e4 else f"{value:+.2g}"
-
-
-def number(value: float, digits: int = 3) -> str:
-    """`0.354`; very large or small ones as `2.2e+04`."""
-    return "0" if value == 0 else f"{value:.{digits}f}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2g}"
 
 
 def interval(lower: float, upper: float) -> str:

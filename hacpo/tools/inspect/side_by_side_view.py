@@ -10,7 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hacpo.tools.inspect.plain import excerpt, harmless, interval, number, packed, signed
+from hacpo.phrases import number, signed
+from hacpo.tools.inspect.plain import excerpt, harmless, interval, packed
 from hacpo.tools.inspect.side_by_side import ProblemLine, Response, SideBySide, Terms, Use, Worth
 from hacpo.tools.inspect.step_reader import Missing
 

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hacpo.evaluation.measure import measure
+from hacpo.phrases import number, signed
 from hacpo.tools.inspect.comparison import QUANTILES, Change, Comparison, Spread, Values, capability_differences
-from hacpo.tools.inspect.plain import excerpt, harmless, number, packed, signed
+from hacpo.tools.inspect.plain import excerpt, harmless, packed
 from hacpo.tools.inspect.recompute import WhatIf
 from hacpo.tools.inspect.side_by_side_view import print_missing
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 
@@ -19,6 +19,7 @@ from hacpo.evaluation.metrics import Estimate
 from hacpo.evaluation.values import best_step, change, estimate, read_values
 from hacpo.pipeline.catalogue import PIPELINE
 from hacpo.settings.series import Series
+from hacpo.verifying.judgement import Given, Outcome
 
 Curve = dict[int, float]
 """Step -> value."""
@@ -28,7 +29,7 @@ STAGES = tuple(spec.name for spec in PIPELINE if spec.metrics)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
-GAVE_UP = ("timeout", "error")
+GAVE_UP = tuple(name for name in get_args(Outcome) if name not in get_args(Given))
 """Verdicts on answers that could not be judged; their reward of 0 says nothing."""
 
 _MOST_GRADES = 5

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import get_args
 
 from hacpo.settings.root import Settings
 from hacpo.tools.report.charts import Bars, bar_chart
 from hacpo.tools.report.collect import GAVE_UP, Curve, Measurements
 from hacpo.tools.report.panels import Panel, Rows, agent_lines, panel
 from hacpo.tools.report.scales import COUNT, PERCENT, linear_scale
+from hacpo.verifying.judgement import Outcome
 
-VERDICTS = ("correct", "wrong", "no_answer", "truncated", *GAVE_UP)
+VERDICTS = get_args(Outcome)
 
 
 def verdicts(results: Measurements, settings: Settings) -> Rows:
