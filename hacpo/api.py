@@ -10,7 +10,7 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.parquet import read_metadata
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import PROBLEMS, TABLES, Table
-from hacpo.errors import MissingInputError
+from hacpo.errors import ArtifactError, MissingInputError
 from hacpo.pipeline.project import Pipeline
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def read_run(path: str | Path) -> RunTables:
 
     Raises:
         MissingInputError: there is no run.
+        ArtifactError: its schedule is damaged, or does not say which run it is of.
         SettingsError: the pipeline folder is not usable.
     """
     folder = Path(path)
@@ -74,7 +75,9 @@ def read_run(path: str | Path) -> RunTables:
     layout = Layout(folder)
     if not layout.schedule.is_file():
         raise MissingInputError("holds no run's tables", where=folder, expected="artifacts/<run> or pipelines/<run>")
-    return RunTables(RunFiles(read_metadata(layout.schedule)["run"], layout))
+    if not (name := read_metadata(layout.schedule).get("run")):
+        raise ArtifactError("does not say which run it is of", where=layout.schedule, expected="hacpo.run")
+    return RunTables(RunFiles(name, layout))
 
 
 def run(pipeline: str | Path, *, jobs: int | None = None, until: int | None = None, remake: bool = False) -> RunTables:

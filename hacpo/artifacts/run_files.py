@@ -66,7 +66,7 @@ class RunFiles:
         return parquet.whole_shards(path, table, run=self.name, partition=partition, columns=columns)
 
     def parts(self, table: Table) -> Iterator[tuple[int | None, str]]:
-        """Step and whose of every part of a table that is there."""
+        """Step and whose of every part of a table that is there, under the name that it has."""
         root = self.layout.root
         folder = root / table.folder
         if table == PROBLEMS:
@@ -79,5 +79,7 @@ class RunFiles:
             levels = "step=*" if table.per == "step" else f"step=*/{table.per}=*"
             for found in sorted(folder.glob(levels)):
                 step, *whose = (part.partition("=")[2] for part in found.relative_to(folder).parts)
-                if (found / table.file).exists():
-                    yield int(step), "".join(whose)
+                number, name = int(step) if step.isdecimal() else 0, "".join(whose)
+                path = found / table.file
+                if path == self.path(table, number, name) and path.exists():
+                    yield number, name

@@ -34,6 +34,8 @@ _REMEDIES = {
 }
 MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 """What no content of a file explains."""
+_CLOCKS_SECONDS = 2.0
+"""How far the system's clock for processes and the one for files may be apart."""
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
 _OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
 
@@ -124,7 +126,7 @@ def atomic(path: Path) -> Iterator[Path]:
     `path` when the block ends (`hacpo.artifacts.durability`).
 
     If the block raises, the sibling is removed and `path` stays as it was. Siblings that a killed process left are
-    removed.
+    removed; those of another that is at work here stay.
 
     Raises:
         StorageError: the disk is full or refuses the write.
@@ -133,8 +135,9 @@ def atomic(path: Path) -> Iterator[Path]:
     retired = scratch.with_name(f"{scratch.name}-old")
     try:
         make_folders(path.parent)
-        for stale in path.parent.glob(f".{path.name}.tmp-*"):
-            remove(stale)
+        for sibling in path.parent.glob(f".{path.name}.tmp-*"):
+            if not _is_being_written(sibling):
+                remove(sibling)
         yield scratch
         put_in_place(scratch, path, retired)
     except StorageError as error:  # of a write inside this one: name what the user knows
@@ -153,6 +156,22 @@ def atomic(path: Path) -> Iterator[Path]:
         raise
     else:
         remove(retired)
+
+
+def _is_being_written(sibling: Path) -> bool:
+    """Whether another process of this machine is at work on a temporary sibling: it is there, and was before the
+    sibling, for numbers of processes are given anew."""
+    import psutil
+
+    number = sibling.name.rpartition(".tmp-")[2].partition("-")[0]
+    if not number.isdecimal() or int(number) == os.getpid():
+        return False
+    try:
+        process = psutil.Process(int(number))
+        began = process.create_time() - _CLOCKS_SECONDS
+        return bool(process.status() != psutil.STATUS_ZOMBIE and began <= sibling.lstat().st_ctime)
+    except (psutil.Error, OSError):
+        return False
 
 
 def _is_arrows(error: Exception) -> bool:

@@ -385,6 +385,7 @@ TABLES = {
     for table in (
         PROBLEMS,
         SCHEDULE,
+        PROMPTS,
         ROLLOUTS,
         VERDICTS,
         SIDE_ROLLOUTS,

@@ -69,8 +69,9 @@ def issued_key(folder: Path, agent: str, port: int) -> Iterator[tuple[str, str |
         yield given, None
         return
     key, path = secrets.token_urlsafe(32), folder / KEYS / f"{agent}-{port}"
-    with atomic(path.with_name(".gitignore")) as scratch:
-        scratch.write_text("*\n", encoding="utf-8")
+    if not (ignored := path.with_name(".gitignore")).is_file():
+        with atomic(ignored) as scratch:
+            scratch.write_text("*\n", encoding="utf-8")
     # Until its weights are loaded, a server does not listen yet: a free port does not say that there is none.
     with only_one(path.with_name(f".{path.name}.lock"), f"another `hacpo serve` of {agent} has port {port}"):
         with atomic(path) as scratch, open(scratch, "x", encoding="ascii", opener=_private) as file:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -197,9 +200,29 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(table: Path) -> Non
     assert [path.name for path in table.parent.iterdir()] == [table.name]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(table: Path) -> None:
-    stale = table.with_name(f".{table.name}.tmp-99999")
+def test_what_a_killed_writer_left_is_removed_by_the_next_but_nothing_of_one_at_work(table: Path) -> None:
+    def write() -> list[str]:
+        with storage.atomic(table) as scratch:
+            scratch.mkdir()
+        return sorted(path.name for path in table.parent.iterdir())
+
+    writer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    theirs = [f".{table.name}.tmp-{writer.pid}", f".{table.name}.tmp-{writer.pid}-old"]
+    for name in theirs:
+        table.with_name(name).mkdir()
+    assert write() == [*theirs, table.name]
+    writer.kill()
+    os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)  # its remains still have its number
+    assert write() == [table.name]
+    writer.communicate()
+
+
+def test_a_number_that_another_process_has_by_now_says_nothing_of_who_writes(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = table.with_name(f".{table.name}.tmp-{os.getppid()}")
     stale.mkdir()
+    monkeypatch.setattr("psutil.Process.create_time", lambda _: stale.stat().st_ctime + 60)
     with storage.atomic(table) as scratch:
         scratch.mkdir()
     assert [path.name for path in table.parent.iterdir()] == [table.name]

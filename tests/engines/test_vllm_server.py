@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import PARAMS, Cli
+from conftest import PARAMS, Cli, environment
 from hacpo.engines.interface import SamplingParameters, SamplingRequest
 from hacpo.engines.vllm import refusals
 from hacpo.engines.vllm import server as vllm_server
@@ -357,6 +358,36 @@ def test_serve_issues_a_key_that_its_owner_alone_can_read_and_git_does_not_see(
     monkeypatch.setenv(KEY_VARIABLE, "no key")
     with pytest.raises(SettingsError, match="VLLM_API_KEY: is no key"), serving.issued_key(tmp_path, "ada", 8000):
         pass
+
+
+def test_servers_of_several_agents_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    code = (
+        "import sys; from pathlib import Path; from hacpo.pipeline.serving import issued_key\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "for turn in range(60):\n"
+        "    with issued_key(Path(sys.argv[1]) / str(turn), sys.argv[2], 8000): pass\n"
+    )
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), agent],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for agent in ("ada", "bo", "cy")
+    ]
+    for server in servers:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+    for server in servers:
+        assert server.stdin is not None
+        server.stdin.write("go\n")
+        server.stdin.flush()
+    assert [(server.communicate()[1], server.returncode) for server in servers] == [("", 0)] * 3
+    assert {path.read_text() for path in tmp_path.glob("*/.keys/.gitignore")} == {"*\n"}
 
 
 def test_the_command_that_starts_vllm_holds_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
