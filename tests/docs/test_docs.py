@@ -141,15 +141,57 @@ def test_pages_files_and_names_that_the_code_names_exist() -> None:
         assert not [name for name in re.findall(r"`(hacpo(?:\.\w+)+)`", code) if not exists(name)], file
 
 
-@each_page
-def test_commands_that_a_page_names_exist(page: Path) -> None:
+def test_classes_that_the_code_names_by_their_module_exist() -> None:
+    modules: dict[str, str] = {}
+    for file in ROOT.glob("hacpo/**/*.py"):
+        modules[file.stem] = modules.get(file.stem, "") + file.read_text("utf-8")
+    for file in [path for folder in CODE for path in ROOT.glob(f"{folder}/**/*.py")]:
+        for module, name in re.findall(r"`(\w+)\.([A-Z]\w*)`", file.read_text("utf-8")):
+            defined = re.search(rf"^(class )?{name}\b", modules.get(module, ""), re.MULTILINE)
+            assert defined or is_known(module, name), f"{file.relative_to(ROOT)}: `{module}.{name}`"
+
+
+def is_known(module: str, name: str) -> bool:
+    """Whether a module outside the project has a name."""
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        return False
+
+
+PROGRAMS = [file for folder in ("hacpo", "examples", "benchmarks") for file in sorted(ROOT.glob(f"{folder}/**/*.py"))]
+
+
+def test_commands_and_options_that_pages_and_programs_name_exist() -> None:
     from typer.main import get_command
 
     from hacpo.cli import app
 
-    commands = get_command(app).commands
-    blocks = re.findall(r"`(?:\$ )?hacpo ([a-z][\w-]*)", page.read_text("utf-8"))
-    assert set(blocks) <= set(commands)
+    known = {
+        name: {"--help", *(option for one in command.params for option in (*one.opts, *one.secondary_opts))}
+        for name, command in get_command(app).commands.items()
+    }
+    named = [(file, *command) for file in [*PAGES, *PROGRAMS] for command in commands(file.read_text("utf-8"))]
+    assert len(named) > 200
+    assert not [(file, name) for file, name, _ in named if name not in known]
+    assert not [(file, name, options) for file, name, options in named if not known[name].issuperset(options)]
+
+
+COMMAND = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S* )*hacpo ([a-z][\w-]*)([^#|;&]*)", re.MULTILINE)
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Name and options of every `hacpo` command in a text: between backticks, or a line of a fenced block."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text)
+    for part in [*fenced, *spans]:
+        for name, rest in COMMAND.findall(part.replace("\\\n", " ")):
+            yield name, re.findall(r"(?<!\S)--[a-z][\w-]*", rest)
+
+
+def test_commands_are_found_in_backticks_and_in_blocks() -> None:
+    page = "`hacpo run x --until 0`, `$ hacpo plan`\n```sh\nA=b hacpo copy a \\\n  --new  # --old\nls --all\n```\n"
+    assert sorted(commands(page)) == [("copy", ["--new"]), ("plan", []), ("run", ["--until"])]
 
 
 def test_the_index_names_every_page_once() -> None:
