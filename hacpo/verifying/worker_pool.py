@@ -133,7 +133,7 @@ class _Worker:
     """A worker process, and the question it has been asked."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        root = str(Path(__file__).resolve().parent.parent)
+        root = str(Path(__file__).resolve().parents[2])
         search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `kill`)
         self._process = subprocess.Popen(

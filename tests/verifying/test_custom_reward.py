@@ -122,6 +122,25 @@ def test_a_function_sees_the_whole_row_the_text_and_the_finish_reason(tmp_path: 
     assert verdicts == [Verdict(0.75, "correct", None), Verdict(-0.25, "truncated", None)]
 
 
+def test_a_function_imports_nothing_of_ours_under_a_name_of_its_own(tmp_path: Path) -> None:
+    """`seeds` is no module of anybody's here, though there is hacpo/seeds.py."""
+    write(
+        tmp_path,
+        """
+        import hacpo.seeds
+
+        try:
+            import seeds
+        except ImportError:
+            seeds = None
+
+        def score(problem, response, finish_reason):
+            return 1.0 if seeds is None else 0.0
+        """,
+    )
+    assert verify(tmp_path, [request("two")]) == [Verdict(1.0, "correct", None)]
+
+
 def test_what_a_function_may_return(misbehaving: Callable[..., dict[str, Verdict]]) -> None:
     expected = {
         "anything": (1.0, "correct"),
