@@ -28,6 +28,7 @@ from hacpo.pipeline.command_line import new_app, run_app
 from hacpo.settings import params as settings_of
 from hacpo.settings.recipes import RECIPES
 from hacpo.stages.report import report
+from hacpo.tools.inspect.step_view import Response, Terms, Use, Worth
 from hacpo.tools.report import browser, charts, checks, collect, facts, figures, held_out, reward_figures, scales
 
 Reward = Callable[[int, str, int, int], float]
@@ -726,32 +727,42 @@ def test_flags(toy: Run) -> None:
     assert second["flags"] == ["disagree", "silenced"]
 
 
-def test_other_flags() -> None:
-    def problem(*groups: list[tuple[float, str]]) -> browser.Row:
-        entry = {"is_self": True, "effective_advantage": -0.1, "clipped": True}
-        response = {"learners": [entry, None], "finish_reason": "stop"}
-        return {"agents": [[{"reward": r, "verdict": v} | response for r, v in group] for group in groups]}
+def problem_of(*groups: Sequence[Response]) -> browser.Problem:
+    names = ("ada", "bo")[: len(groups)]
+    return browser.Problem("p", "1+1", "2", dict(zip(names, map(list, groups), strict=True)))
 
-    assert browser.flags(problem([(0.0, "wrong")], [(0.0, "timeout")])) == ["unsolved", "no_signal", "trouble"]
-    assert browser.flags(problem([(1.0, "correct"), (0.0, "wrong")])) == ["punished"]
+
+def answered(reward: float, verdict: str, worths: Mapping[str, float], *, clipped: bool = False) -> Response:
+    """A response by its reward and each learner's effective advantage; the learner `ada` is its author."""
+    terms = (Terms(0, -1.0, -1.0, 1.0, 0.8, 1.2, clipped, 1.0, 0.0),)
+    uses = tuple(
+        Use(name, name == "ada", "kept", True, 1, Worth(0.0, 1.0, worth, 1.0, worth, False, False), terms)
+        for name, worth in worths.items()
+    )
+    return Response("r", "ada", 0, "text", "stop", 4, verdict, reward, None, uses)
+
+
+def test_other_flags() -> None:
+    def answers(*results: tuple[float, str]) -> list[Response]:
+        return [answered(reward, verdict, {"ada": -0.1}, clipped=True) for reward, verdict in results]
+
+    troubled = problem_of(answers((0.0, "wrong")), answers((0.0, "timeout")))
+    assert browser.flags(troubled) == ["unsolved", "no_signal", "trouble"]
+    assert browser.flags(problem_of(answers((1.0, "correct"), (0.0, "wrong")))) == ["punished"]
 
 
 def test_a_punished_answer_is_one_that_no_other_beats() -> None:
-    def problem(*rewards: float, worth: Sequence[float], shared: bool = True) -> browser.Row:
-        responses = [
-            {"reward": reward, "verdict": "correct", "finish_reason": "stop"}
-            | {"learners": [{"effective_advantage": w}, None]}
-            for reward, w in zip(rewards, worth, strict=True)
-        ]
+    def flags(*rewards: float, worth: Sequence[float], shared: bool = True) -> list[str]:
+        responses = [answered(r, "correct", {"ada": w}) for r, w in zip(rewards, worth, strict=True)]
         if not shared:  # the best answer belongs to an agent that this learner does not learn from
-            responses[0]["learners"] = [None, {"effective_advantage": 1.0}]
-        return {"agents": [responses[:1], responses[1:]]}
+            responses[0] = answered(rewards[0], "correct", {"bo": 1.0})
+        return browser.flags(problem_of(responses))
 
-    assert "punished" in browser.flags(problem(0.4, 0.2, worth=(-0.1, -0.5)))
-    assert "punished" not in browser.flags(problem(0.9, 0.8, worth=(0.1, -0.5)))
-    assert "punished" in browser.flags(problem(0.9, 0.8, 0.7, worth=(0.1, -0.5, -0.6), shared=False))
+    assert "punished" in flags(0.4, 0.2, worth=(-0.1, -0.5))
+    assert "punished" not in flags(0.9, 0.8, worth=(0.1, -0.5))
+    assert "punished" in flags(0.9, 0.8, 0.7, worth=(0.1, -0.5, -0.6), shared=False)
     # Equal up to rounding: no signal, so nothing is punished.
-    assert browser.flags(problem(0.7, 0.7000001, worth=(-0.1, -0.1))) == ["no_signal"]
+    assert flags(0.7, 0.7000001, worth=(-0.1, -0.1)) == ["no_signal"]
 
 
 def test_the_byte_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

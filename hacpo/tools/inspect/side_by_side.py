@@ -7,71 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow.compute as pc
 
-from hacpo.algorithm.advantage_table import best_responses
 from hacpo.artifacts import tables
 from hacpo.errors import SettingsError
 from hacpo.evaluation.measure import measure
 from hacpo.tools.inspect.step_reader import Missing, Row, StepReader, rows_where
-
-
-@dataclass(frozen=True)
-class Worth:
-    """A response's row in a learner's advantages table."""
-
-    baseline: float
-    sigma: float
-    advantage: float
-    omega: float
-    effective_advantage: float
-    uniform: bool
-    guarded: bool
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a response did in one update: its row in a learner's trace. Log-probabilities are means per scored token."""
-
-    update: int
-    learner_logprob: float
-    source_logprob: float
-    ratio: float
-    lower: float
-    upper: float
-    clipped: bool
-    is_weight: float
-    objective: float
-
-
-@dataclass(frozen=True)
-class Use:
-    """What one learner made of a response; a part is None or empty where its table is not there yet."""
-
-    learner: str
-    is_self: bool
-    status: str | None
-    roundtrip: bool | None
-    learner_tokens: int | None
-    worth: Worth | None
-    updates: tuple[Terms, ...]
-
-
-@dataclass(frozen=True)
-class Response:
-    """One response; verdict, reward and extracted are None where it is not verified yet."""
-
-    rollout_id: str
-    agent: str
-    sample: int
-    text: str
-    finish_reason: str
-    tokens: int
-    verdict: str | None
-    reward: float | None
-    extracted: str | None
-    uses: tuple[Use, ...]
+from hacpo.tools.inspect.step_view import Response, punished_best, read_responses
 
 
 @dataclass(frozen=True)
@@ -138,16 +80,7 @@ def read_side_by_side(reader: StepReader, problem_id: str, learners: Sequence[st
     """
     problem = _chosen(reader, problem_id)
     agents = list(reader.pipeline.settings.agents)
-    responses: list[Row] = []
-    verdicts: dict[str, Row] = {}
-    for agent in agents:
-        drawn = ["rollout_id", "problem_id", "sample", "token_ids", "text", "finish_reason"]
-        table = reader.optional(tables.ROLLOUTS, agent, drawn)
-        responses += [{**row, "agent": agent} for row in rows_where(table, "problem_id", [problem_id])]
-        judged = ["rollout_id", "problem_id", "reward", "verdict", "extracted"]
-        table = reader.optional(tables.VERDICTS, agent, judged)
-        verdicts |= {row["rollout_id"]: row for row in rows_where(table, "problem_id", [problem_id])}
-    uses = {learner: _uses(reader, learner, problem_id) for learner in learners}
+    responses = read_responses(reader.optional, agents, learners, [problem_id])[problem_id]
     # What omega was made of.
     column = "oracle" if reader.pipeline.settings.algorithm.advantage.baseline == "oracle" else "capability"
     capability = reader.optional(tables.CAPABILITY, columns=["agent", column])
@@ -161,61 +94,9 @@ def read_side_by_side(reader: StepReader, problem_id: str, learners: Sequence[st
         agents=tuple(agents),
         learners=tuple(learners),
         capability={row["agent"]: row[column] for row in rows_where(capability, "agent", None)},
-        responses=tuple(
-            _response(row, verdicts.get(row["rollout_id"], {}), [uses[learner] for learner in learners])
-            for row in sorted(responses, key=lambda row: (agents.index(row["agent"]), row["sample"]))
-        ),
+        responses=tuple(responses),
         missing=tuple(reader.missing),
     )
-
-
-def _response(row: Row, verdict: Row, uses: Sequence[dict[str, Use]]) -> Response:
-    name = row["rollout_id"]
-    return Response(
-        rollout_id=name,
-        agent=row["agent"],
-        sample=row["sample"],
-        text=row["text"],
-        finish_reason=row["finish_reason"],
-        tokens=len(row["token_ids"]),
-        verdict=verdict.get("verdict"),
-        reward=verdict.get("reward"),
-        extracted=verdict.get("extracted"),
-        uses=tuple(by_rollout[name] for by_rollout in uses if name in by_rollout),
-    )
-
-
-def _uses(reader: StepReader, learner: str, problem_id: str) -> dict[str, Use]:
-    """rollout_id -> what `learner` made of it, for the problem's responses that are in any of its tables."""
-    pooled = ["rollout_id", "problem_id", "is_self", "status", "roundtrip", "learner_tokens"]
-    pool = {
-        row["rollout_id"]: row
-        for row in rows_where(
-            reader.optional(tables.POOL, learner, pooled),
-            "problem_id",
-            [problem_id],
-        )
-    }
-    worth = {
-        row["rollout_id"]: row
-        for row in rows_where(reader.optional(tables.ADVANTAGES, learner), "problem_id", [problem_id])
-    }
-    terms: dict[str, list[Terms]] = {}
-    trace = reader.optional(tables.TRACE, learner, ["rollout_id", *Terms.__dataclass_fields__])
-    for row in rows_where(trace, "rollout_id", list(pool.keys() | worth.keys())):
-        terms.setdefault(row.pop("rollout_id"), []).append(Terms(**row))
-    return {
-        name: Use(
-            learner=learner,
-            is_self=(pool.get(name) or worth[name])["is_self"],
-            status=pool[name]["status"] if name in pool else None,
-            roundtrip=pool[name]["roundtrip"] if name in pool else None,
-            learner_tokens=pool[name]["learner_tokens"] if name in pool else None,
-            worth=Worth(**{key: worth[name][key] for key in Worth.__dataclass_fields__}) if name in worth else None,
-            updates=tuple(terms.get(name, ())),
-        )
-        for name in {**pool, **worth}
-    }
 
 
 def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLine]:
@@ -244,7 +125,7 @@ def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLi
             live[problem_id][learner] = not rows[0]["uniform"]
             if any(row["guarded"] for row in rows):
                 guarded[problem_id].append(learner)
-            punished[problem_id] += _punished(rows)
+            punished[problem_id] += punished_best([(row["reward"], row["effective_advantage"]) for row in rows])
     return [
         ProblemLine(
             position=row["position"],
@@ -265,13 +146,6 @@ def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLi
         )
         for row in problems
     ]
-
-
-def _punished(rows: Sequence[Row]) -> int:
-    """How many of a learner's responses to one problem are as good as its best, and pushed down all the same."""
-    best = best_responses(np.zeros(len(rows)), np.array([row["reward"] for row in rows], dtype=np.float64))
-    pushed = np.array([not row["uniform"] and row["effective_advantage"] < 0 for row in rows])
-    return int((best & pushed).sum())
 
 
 def _chosen(reader: StepReader, problem_id: str) -> Row:

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from hacpo.phrases import number, signed
 from hacpo.tools.inspect.plain import excerpt, harmless, interval, packed
-from hacpo.tools.inspect.side_by_side import ProblemLine, Response, SideBySide, Terms, Use, Worth
+from hacpo.tools.inspect.side_by_side import ProblemLine, SideBySide
 from hacpo.tools.inspect.step_reader import Missing
+from hacpo.tools.inspect.step_view import Response, Terms, Use, Worth
 
 _NARROWEST = 36
 """Columns an agent needs; with less, agents stand below each other."""

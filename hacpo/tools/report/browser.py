@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
+import numpy as np
+import pyarrow as pa
 
-from hacpo.algorithm.group_advantage import UNIFORM_TOLERANCE
+from hacpo.algorithm.advantage_table import best_responses
 from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.settings.root import ReportSettings
 from hacpo.settings.verification import VerificationSettings
-from hacpo.tools.report.collect import gather
+from hacpo.tools.inspect.step_view import Response, Use, punished_best, read_responses
 
 Row = dict[str, Any]
 
@@ -65,6 +66,31 @@ _GRADED_FILTERS = {
 """What it calls them where a function grades the answers."""
 
 _LEAST_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem with the responses to it, by agent."""
+
+    name: str
+    problem: str
+    answer: str
+    groups: dict[str, list[Response]]
+
+    @property
+    def responses(self) -> list[Response]:
+        """Of all agents."""
+        return [response for group in self.groups.values() for response in group]
+
+    def judged(self) -> list[list[tuple[float, float]]]:
+        """Of each learner (reward, effective advantage) of what it learns from."""
+        by_learner: dict[str, list[tuple[float, float]]] = {}
+        for response in self.responses:
+            for use in response.uses:
+                if use.worth is not None and response.reward is not None:
+                    pair = response.reward, use.worth.effective_advantage
+                    by_learner.setdefault(use.learner, []).append(pair)
+        return list(by_learner.values())
 
 
 @dataclass(frozen=True)
@@ -125,10 +151,10 @@ def embed(
     for step in wanted:
         rows = sorted(by_step[step], key=lambda row: row["position"])[: settings.problems_per_step]
         problems = read_problems(layout, run, step, agents, rows)
-        texts, kept = _fit(problems, settings.max_characters, share)
-        shortened |= kept < len(problems) or any(response["cut_early"] for response in _responses(problems[:kept]))
+        texts, shorter = _fit(problems, settings.max_characters, share)
+        shortened |= shorter or len(texts) < len(problems)
         payloads[step] = "[" + ",".join(texts) + "]"
-        index.append({"step": step, "problems": [_entry(problem, len(agents)) for problem in problems[:kept]]})
+        index.append({"step": step, "problems": [_entry(problem) for problem in problems[: len(texts)]]})
     most = max((len(by_step[step]) for step in sampled), default=0)
     return Embedded(index, payloads, len(sampled), most, shortened)
 
@@ -142,155 +168,110 @@ def spaced(steps: Sequence[int], most: int) -> list[int]:
     return [steps[round(index * (len(steps) - 1) / (most - 1))] for index in range(most)]
 
 
-def read_problems(layout: Layout, run: str, step: int, agents: Sequence[str], scheduled: Sequence[Row]) -> list[Row]:
+def read_problems(
+    layout: Layout, run: str, step: int, agents: Sequence[str], scheduled: Sequence[Row]
+) -> list[Problem]:
     """The scheduled problems with every response to them and what each learner made of it."""
-    ids = [row["problem_id"] for row in scheduled]
+    files = RunFiles(run, layout)
 
-    def rows(table: tables.Table, columns: Sequence[str], key: str, wanted: Iterable[str]) -> list[Row]:
-        places = [(step, agent) for agent in agents]
-        return gather(RunFiles(run, layout), table, places, columns).filter(pl.col(key).is_in(list(wanted))).to_dicts()
+    def read(table: tables.Table, whose: str, columns: Sequence[str]) -> pa.Table | None:
+        return files.read(table, step, whose, columns=columns) if files.has(table, step, whose) else None
 
-    texts = ["rollout_id", "problem_id", "sample", "text", "finish_reason"]
-    responses = rows(tables.ROLLOUTS, texts, "problem_id", ids)
-    keys = [response["rollout_id"] for response in responses]
-    judged = ["rollout_id", "reward", "verdict", "extracted"]
-    verdicts = {row["rollout_id"]: row for row in rows(tables.VERDICTS, judged, "rollout_id", keys)}
-    learners: dict[tuple[str, str], Row] = {}
-    for table, columns in (
-        (tables.POOL, ["rollout_id", "status", "source_tokens"]),
-        (
-            tables.ADVANTAGES,
-            ["rollout_id", "is_self", "baseline", "advantage", "omega", "effective_advantage", "guarded"],
-        ),
-        (
-            tables.TRACE,
-            ["rollout_id", "update", "ratio", "lower", "upper", "clipped", "is_weight", "objective"],
-        ),
-    ):
-        for row in rows(table, columns, "rollout_id", keys):
-            learners.setdefault((row["rollout_id"], row["by"]), {}).update(row)
-    for response in responses:
-        name = response["rollout_id"]
-        response.update(verdicts.get(name, {"reward": None, "verdict": None, "extracted": None}))
-        response["learners"] = [learners.get((name, agent)) for agent in agents]
-        pooled = [entry for entry in response["learners"] if entry and "source_tokens" in entry]
-        response["tokens"] = pooled[0]["source_tokens"] if pooled else None
-    grouped: dict[str, list[list[Row]]] = {problem: [[] for _ in agents] for problem in ids}
-    for response in sorted(responses, key=lambda response: int(response["sample"])):
-        agent = response["rollout_id"].split("/")[1]
-        grouped[response["problem_id"]][list(agents).index(agent)].append(response)
+    responses = read_responses(read, agents, agents, [row["problem_id"] for row in scheduled])
     return [
-        {
-            "id": row["problem_id"],
-            "problem": row["problem"],
-            "answer": row["answer"],
-            "agents": grouped[row["problem_id"]],
-        }
+        Problem(
+            row["problem_id"],
+            row["problem"],
+            row["answer"],
+            {agent: [each for each in responses[row["problem_id"]] if each.agent == agent] for agent in agents},
+        )
         for row in scheduled
     ]
 
 
-def flags(problem: Row) -> list[str]:
+def flags(problem: Problem) -> list[str]:
     """Which of `FILTERS` a problem matches."""
-    responses = _responses([problem])
     rates = [rate for rate in _rates(problem) if rate is not None]
-    rewards = [response["reward"] for response in responses if response["reward"] is not None]
-    used = [entry for response in responses for entry in response["learners"] if entry]
+    rewards = [response.reward for response in problem.responses if response.reward is not None]
+    uses = [use for response in problem.responses for use in response.uses if use.worth is not None]
     holds = {
         "disagree": len(rates) > 1 and max(rates) - min(rates) >= 0.5,
         "partner_only": len(rates) > 1 and min(rates) <= 0 < max(rates),
         "unsolved": bool(rewards) and max(rewards) <= 0,
-        "no_signal": bool(rewards) and _unbeaten(min(rewards), rewards),
-        "punished": _punished(responses),
+        "no_signal": bool(rewards) and bool(best_responses(np.zeros(len(rewards)), np.array(rewards)).all()),
+        "punished": any(map(punished_best, problem.judged())),
         "silenced": any(
-            entry.get("clipped") and not entry.get("is_self", True) and entry.get("effective_advantage")
-            for entry in used
+            use.updates and use.updates[-1].clipped and not use.is_self and use.worth and use.worth.effective_advantage
+            for use in uses
         ),
         "trouble": any(
-            r["verdict"] not in ("correct", "wrong", None) or r["finish_reason"] == "length" for r in responses
+            response.verdict not in ("correct", "wrong", None) or response.finish_reason == "length"
+            for response in problem.responses
         ),
     }
     return [name for name in FILTERS if holds[name]]
 
 
-def _punished(responses: Sequence[Row]) -> bool:
-    """Whether a learner was pushed away from a response that none of those it learns from beats."""
-    for entries in zip(*(response["learners"] for response in responses), strict=True):
-        group = [
-            (response["reward"], entry.get("effective_advantage") or 0.0)
-            for response, entry in zip(responses, entries, strict=True)
-            if entry and response["reward"] is not None
-        ]
-        rewards = [reward for reward, _ in group]
-        live = bool(rewards) and not _unbeaten(min(rewards), rewards)
-        if live and any(worth < 0 and _unbeaten(reward, rewards) for reward, worth in group):
-            return True
-    return False
-
-
-def _unbeaten(reward: float, rewards: Sequence[float]) -> bool:
-    """Whether none of `rewards` is higher, by the rule that says when the rewards of a problem are equal."""
-    return max(rewards) - reward <= UNIFORM_TOLERANCE * max(map(abs, rewards))
-
-
-def _responses(problems: Iterable[Row]) -> list[Row]:
-    return [response for problem in problems for group in problem["agents"] for response in group]
-
-
-def _rates(problem: Row) -> list[float | None]:
+def _rates(problem: Problem) -> list[float | None]:
     """Mean reward of each agent's responses."""
-    groups = [[r["reward"] for r in group if r["reward"] is not None] for group in problem["agents"]]
+    groups = [[r.reward for r in group if r.reward is not None] for group in problem.groups.values()]
     return [math.fsum(rewards) / len(rewards) if rewards else None for rewards in groups]
 
 
-def _entry(problem: Row, agents: int) -> Row:
+def _entry(problem: Problem) -> Row:
     rates = [None if rate is None else round(rate, 4) for rate in _rates(problem)]
-    assert len(rates) == agents
-    return {"id": problem["id"], "problem": problem["problem"][:160], "rates": rates, "flags": flags(problem)}
+    return {"id": problem.name, "problem": problem.problem[:160], "rates": rates, "flags": flags(problem)}
 
 
-def _fit(problems: Sequence[Row], characters: int, budget: float) -> tuple[list[str], int]:
-    """JSON of as many problems as fit into the budget, at least one: if need be with shorter texts."""
+def _fit(problems: Sequence[Problem], characters: int, budget: float) -> tuple[list[str], bool]:
+    """JSON of as many problems as fit into the budget, at least one: if need be with shorter texts, which the second
+    value tells."""
     texts: list[str] = []
-    used = 0
+    used, shorter = 0, False
     for problem in problems:
         limit = characters
-        text = _encode(problem, limit, characters)
+        text = _encode(problem, limit)
         while not texts and len(text.encode()) > budget and limit > _LEAST_CHARACTERS:
             limit = max(limit // 2, _LEAST_CHARACTERS)
-            text = _encode(problem, limit, characters)
+            text = _encode(problem, limit)
+            shorter = any(len(response.text) > limit for response in problem.responses)
         used += len(text.encode())
         if texts and used > budget:
             break
         texts.append(text)
-    return texts, len(texts)
+    return texts, shorter
 
 
-def _encode(problem: Row, limit: int, characters: int) -> str:
-    for response in _responses([problem]):
-        response["cut"] = max(len(response["text"]) - limit, 0)
-        response["cut_early"] = limit < characters and response["cut"] > 0
+def _encode(problem: Problem, limit: int) -> str:
+    agents = list(problem.groups)
     return script_json(
         {
-            "id": problem["id"],
-            "problem": problem["problem"][: max(limit, 400)],
-            "answer": problem["answer"][:400],
-            "agents": [[_packed(response, limit) for response in group] for group in problem["agents"]],
+            "id": problem.name,
+            "problem": problem.problem[: max(limit, 400)],
+            "answer": problem.answer[:400],
+            "agents": [[_packed(response, agents, limit) for response in group] for group in problem.groups.values()],
         }
     )
 
 
-def _packed(response: Mapping[str, Any], limit: int) -> list[Any]:
+def _packed(response: Response, agents: Sequence[str], limit: int) -> list[Any]:
+    uses = {use.learner: _learned(use) for use in response.uses}
     shown = {
-        **response,
-        "text": response["text"][:limit],
-        "extracted": None if response["extracted"] is None else response["extracted"][:400],
+        **vars(response),
+        "text": response.text[:limit],
+        "cut": max(len(response.text) - limit, 0),
+        "extracted": None if response.extracted is None else response.extracted[:400],
         "learners": [
-            None if entry is None else [_rounded(entry.get(name)) for name in LEARNER_FIELDS]
-            for entry in response["learners"]
+            [_rounded(uses[agent].get(name)) for name in LEARNER_FIELDS] if agent in uses else None for agent in agents
         ],
     }
     return [_rounded(shown[name]) for name in RESPONSE_FIELDS]
+
+
+def _learned(use: Use) -> Row:
+    """What a learner made of a response, in the update that it was in last."""
+    worth = {} if use.worth is None else vars(use.worth)
+    return {"status": use.status, **worth, **(vars(use.updates[-1]) if use.updates else {})}
 
 
 def _rounded(value: Any) -> Any:
