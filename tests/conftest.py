@@ -5,44 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.small_project import PARAMS, ROOT, SHARED, make_finished, make_models, make_project
+from tests.tampering import Sandbox
+
+__all__ = ["PARAMS", "ROOT", "SHARED", "make_finished", "make_project"]
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HACPO_FSYNC", "0")  # for speed; tests/artifacts/test_durability.py removes it
-
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = ROOT.parent / "shared"
-
-PARAMS = """
-seed: 1
-steps: 2
-agents:
-  ada: {model: models/ada}
-  bo: {model: models/bo}
-algorithm:
-  recipe: hacpo
-  importance: {alpha: 1.0}
-  clip: {own_low: 0.03, own_high: 0.03}
-data:
-  train: arithmetic/train
-  sets:
-    arithmetic/train: {task: arithmetic, split: train, problems: 64}
-    arithmetic/heldout: {task: arithmetic, split: heldout, problems: 16}
-sampling: {group_size: 4, max_new_tokens: 26}
-batch: {prompts: 8, minibatch_prompts: 4}
-optimizer: {learning_rate: 3.0e-4, micro_batch_size: 32}
-engine: {device: cpu, threads: 1}
-storage: {rows_per_shard: 20}
-evaluation:
-  every: 2
-  benchmarks:
-    heldout: {data: arithmetic/heldout, samples: 2, temperature: 1.0}
-"""
-"""Two steps of two agents in about a second, once torch is loaded."""
 
 
 @dataclass
@@ -91,50 +66,7 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Warm-started model folders `ada` (Qwen3, characters) and `bo` (Llama, numbers and words), right now and then."""
-    from hacpo.engines.training.warm_start import warm_start
-    from hacpo.settings.agents import TinySettings, WarmupSettings
-
-    folder = tmp_path_factory.mktemp("models")
-    for name, architecture, vocabulary in (("ada", "qwen3", "characters"), ("bo", "llama", "numbers_words")):
-        settings = TinySettings(
-            architecture=architecture,
-            layers=1,
-            hidden=48,
-            initializer_range=0.1,
-            heads=2,
-            vocabulary=vocabulary,
-            warmup=WarmupSettings(steps=300, batch_size=32, learning_rate=4e-3, drills=0.2),
-        )
-        (folder / name).mkdir()
-        warm_start(name, settings, 1, folder / name)
-    return folder
-
-
-def make_project(folder: Path, models: Path, params: str = PARAMS, run: str = "small") -> Path:
-    """A project with one pipeline, ready for `hacpo plan`; returns its root."""
-    (folder / "pipelines" / run).mkdir(parents=True)
-    (folder / "pipelines" / run / "params.yaml").write_text(params)
-    (folder / "models").symlink_to(models)
-    (folder / ".dvc").mkdir()
-    (folder / ".dvc" / "config").write_text(
-        "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
-    )
-    shutil.copy(ROOT / ".dvcignore", folder / ".dvcignore")
-    return folder
-
-
-def make_finished(folder: Path, models: Path, params: str = PARAMS) -> Path:
-    """A project whose run `small` is complete; returns its root."""
-    from hacpo.cli import app
-    from hacpo.pipeline.command_line import run_app
-
-    root, before = make_project(folder, models, params), Path.cwd()
-    os.chdir(root)
-    try:
-        assert run_app(app, ["run", "pipelines/small", "--jobs", "1"]) == 0
-    finally:
-        os.chdir(before)
-    return root
+    return make_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +90,27 @@ def finished_copy(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatc
     shutil.copytree(finished, root, symlinks=True)
     monkeypatch.chdir(root)
     return root
+
+
+@pytest.fixture(scope="module")
+def damaged(finished: Path) -> Path:
+    """The finished project that `sandbox` is a copy of; a module that wants another has a fixture of this name."""
+    return finished
+
+
+@pytest.fixture(scope="module")
+def _copy(damaged: Path, tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
+    root = tmp_path_factory.mktemp("sandbox") / "project"
+    shutil.copytree(damaged, root, symlinks=True)
+    return Sandbox(root)
+
+
+@pytest.fixture
+def sandbox(_copy: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    """A copy of a finished project, in its root; one for a whole module, put back after every test."""
+    monkeypatch.chdir(_copy.root)
+    yield _copy
+    _copy.restore()
 
 
 def train(cli: Cli, run: str, agents: Sequence[str], steps: int = 1) -> Path:

@@ -1,4 +1,4 @@
-"""A finished run that tests may damage: one copy for a whole module, put back after every test."""
+"""A copy of a finished run that tests may damage, and that can be put back (`sandbox` in tests/conftest.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-RUN = "small"
+from tests.small_project import RUN
 
 Change = Callable[[Any], Any]
 
@@ -119,15 +119,3 @@ class Sandbox:
         content[at] ^= 1
         path.write_bytes(bytes(content))
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def make_sandbox(finished: Path, folder: Path) -> Iterator[Sandbox]:
-    """Copy a finished project and work in it."""
-    root = folder / "project"
-    shutil.copytree(finished, root, symlinks=True)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        yield Sandbox(root)
-    finally:
-        os.chdir(before)

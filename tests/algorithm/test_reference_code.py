@@ -31,7 +31,7 @@ from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.params import load, reads
 from hacpo.settings.recipes import RECIPES
 from hacpo.tokens.terminals import Terminals
-from tampering import Sandbox
+from tests.tampering import Sandbox
 
 # --- the pool without EOS --------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from hacpo.settings.params import load
 from hacpo.tools.audit.walk import audit
 from hacpo.tools.estimate.disk import support_bytes
 from hacpo.tools.estimate.known_models import agent_shape
-from tampering import Sandbox, make_sandbox
+from tests.tampering import Sandbox
 
 TRUNCATED = (
     PARAMS.replace(
@@ -167,14 +166,8 @@ def test_two_processes_and_recomputed_activations_keep_the_supports(
 
 
 @pytest.fixture(scope="module")
-def sandbox(project_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    yield from make_sandbox(project_root, tmp_path_factory.mktemp("sandbox"))
-
-
-@pytest.fixture
-def box(sandbox: Sandbox) -> Iterator[Sandbox]:
-    yield sandbox
-    sandbox.restore()
+def damaged(project_root: Path) -> Path:
+    return project_root
 
 
 def without_the_sampled(row: dict[str, Any]) -> list[list[int]]:
@@ -215,17 +208,17 @@ CASES: list[tuple[str, str, Any, str, bool]] = [
 
 
 @pytest.mark.parametrize(("name", "column", "change", "expected", "deep"), CASES)
-def test_corruption_is_found(box: Sandbox, name: str, column: str, change: Any, expected: str, deep: bool) -> None:
+def test_corruption_is_found(sandbox: Sandbox, name: str, column: str, change: Any, expected: str, deep: bool) -> None:
     def is_long(row: dict[str, Any]) -> bool:
         fits = not name.startswith("pool") or row["source"] == "ada"
         return fits and len(row["token_ids"]) > 5 and (row[column] is not None or expected.startswith("null"))
 
-    shard = box.shards(name)[0]
+    shard = sandbox.shards(name)[0]
     rows = pq.read_table(shard).to_pylist()
     place = next(number for number, row in enumerate(rows) if is_long(row))
     rows[place][column] = change(rows[place])
-    box.rewrite(shard, lambda _: rows)
-    report = audit(Pipeline.open(box.pipeline), deep=deep, first=1, last=1)
+    sandbox.rewrite(shard, lambda _: rows)
+    report = audit(Pipeline.open(sandbox.pipeline), deep=deep, first=1, last=1)
     said = [one for one in report.findings if one.row == rows[place]["rollout_id"] and one.column.startswith(column)]
     checks = {one.check for one in said}
     assert checks & ({"replay"} if deep else {"support"}), report.findings

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from hacpo.tokens.prompts import check_template, prompt_token_ids
 from hacpo.tokens.tokenizers import ChatTokenizer
 from hacpo.tools.audit.walk import audit
 from hacpo.tools.report.facts import setting_rows
-from tampering import Sandbox, make_sandbox
+from tests.tampering import Sandbox
 
 ADA = "ada: {model: models/ada, sampling: {temperature: 0.7, top_k: 20}}"
 BO = """bo:
@@ -50,15 +49,8 @@ def different(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def copy(different: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    yield from make_sandbox(different, tmp_path_factory.mktemp("sandbox"))
-
-
-@pytest.fixture
-def box(copy: Sandbox) -> Iterator[Sandbox]:
-    """The working directory is a copy of that project, put back after the test."""
-    yield copy
-    copy.restore()
+def damaged(different: Path) -> Path:
+    return different
 
 
 def load(folder: Path, params: str = DIFFERENT) -> Settings:
@@ -139,14 +131,14 @@ def test_a_stage_cannot_see_another_agents_settings(tmp_path: Path) -> None:
             read()
 
 
-def test_dvc_re_runs_what_reads_an_agents_settings_and_no_warmup(box: Sandbox, cli: Cli) -> None:
+def test_dvc_re_runs_what_reads_an_agents_settings_and_no_warmup(sandbox: Sandbox, cli: Cli) -> None:
     def stale() -> set[str]:
         command = [sys.executable, "-m", "dvc", "status", "-R", "pipelines/small", "--json"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
         return {name.removeprefix("pipelines/small/") for name in json.loads(done.stdout)}
 
-    box.replace(box.pipeline / "params.yaml", "temperature: 0.7", "temperature: 0.9")
-    box.replace(box.pipeline / "params.yaml", "now: {problem}", "then: {problem}")
+    sandbox.replace(sandbox.pipeline / "params.yaml", "temperature: 0.7", "temperature: 0.9")
+    sandbox.replace(sandbox.pipeline / "params.yaml", "now: {problem}", "then: {problem}")
     assert cli("resolve", "pipelines/small").code == 0
     first, start = "steps/0001/dvc.yaml", "steps/0000/dvc.yaml"
     assert stale() == {
@@ -220,12 +212,12 @@ def test_a_response_ended_by_a_stop_string_has_no_eos_on_either_side(different: 
     assert {verdicts[row["rollout_id"]] == "truncated" for row in by_string} == {False}
 
 
-def test_without_scored_eos_only_an_eos_is_left_out(box: Sandbox, cli: Cli, tmp_path: Path) -> None:
+def test_without_scored_eos_only_an_eos_is_left_out(sandbox: Sandbox, cli: Cli, tmp_path: Path) -> None:
     for learner in ("ada", "bo"):
         done = cli("pool", "pipelines/small", "--step", 1, "--learner", learner, "--out", tmp_path,
                    "--set", "algorithm.importance.score_eos=false")  # fmt: skip
         assert done.code == 0, done.err
-        drawn = {row["rollout_id"]: row for row in rows(box.root, ROLLOUTS)}
+        drawn = {row["rollout_id"]: row for row in rows(sandbox.root, ROLLOUTS)}
         pool = pl.read_parquet(tmp_path / f"pool/step=0001/learner={learner}/*.parquet").to_dicts()
         seen = set()
         for row in pool:
@@ -262,7 +254,9 @@ def test_stop_strings_and_prompts_hold_for_evaluation_and_the_report_names_them(
     assert "agents.ada.sampling.max_new_tokens" not in {row.key for row in setting_rows(settings)}
 
 
-def test_a_setting_of_the_run_can_be_tried_on_an_agent_that_inherits_it(box: Sandbox, cli: Cli, tmp_path: Path) -> None:
+def test_a_setting_of_the_run_can_be_tried_on_an_agent_that_inherits_it(
+    sandbox: Sandbox, cli: Cli, tmp_path: Path
+) -> None:
     words = ["generate", "pipelines/small", "--step", 1, "--agent", "ada", "--out", tmp_path, "--limit", 1]
     assert cli(*words, "--set", "sampling.max_new_tokens=3").code == 0
     drawn = pl.read_parquet(tmp_path / "rollouts/step=0001/agent=ada/*.parquet")
@@ -284,16 +278,16 @@ def found(column: str, *, texts: bool) -> list[tuple[str, str, Any, Any]]:
     [(None, "=1"), ("=1", None), ("=1", "=2"), ("=1", "?")],
     ids=["invented", "gone", "other", "unknown"],
 )
-def test_a_wrong_stop_string_is_found_in_the_tables_alone(box: Sandbox, old: str | None, new: str | None) -> None:
-    row = box.edit(ROLLOUTS, "stop_string", lambda _: new, lambda row: row["stop_string"] == old)
+def test_a_wrong_stop_string_is_found_in_the_tables_alone(sandbox: Sandbox, old: str | None, new: str | None) -> None:
+    row = sandbox.edit(ROLLOUTS, "stop_string", lambda _: new, lambda row: row["stop_string"] == old)
     assert ("rollouts", row["rollout_id"], old, new) in found("stop_string", texts=False)
 
 
-def test_a_response_that_goes_on_after_its_stop_string_is_found(box: Sandbox) -> None:
-    bo = chat(box.root, "bo")
+def test_a_response_that_goes_on_after_its_stop_string_is_found(sandbox: Sandbox) -> None:
+    bo = chat(sandbox.root, "bo")
     (more,) = bo.encode("7")
     for column, change in (("token_ids", lambda ids: [*ids, more]), ("text", lambda text: f"{text}7")):
-        row = box.edit(ROLLOUTS, column, change, lambda row: row["stop_string"] == "=1")
+        row = sandbox.edit(ROLLOUTS, column, change, lambda row: row["stop_string"] == "=1")
     assert [("end", row["rollout_id"])] == [
         (check, name) for check, name, wanted, _ in found("token_ids", texts=True) if check == "end"
     ]

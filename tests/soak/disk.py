@@ -188,8 +188,7 @@ class Disk:
                 folder.change(old, None)
             folder.change(name, node)
 
-    # --- after a cut
-    # ----------------------------------------------------------------------------------------------------------
+    # --- after a cut -------------------------------------------------------------------------------------------------
 
     def after(self, way: Way, dice: random.Random) -> dict[str, Node | bytes]:
         """Path -> content (of a file), or what else is there, after a cut behind the last record."""

@@ -89,8 +89,7 @@ def _edited(dice: random.Random, value: Any) -> Any:
     return value
 
 
-# --- kinds
-# -------------------------------------------------------------------------------------------------------------
+# --- kinds -----------------------------------------------------------------------------------------------------------
 
 
 def _table(dice: random.Random, project: Path) -> tuple[str, ...]:
@@ -232,9 +231,10 @@ def _template(dice: random.Random, project: Path) -> tuple[str, ...]:
 
 def _answers(dice: random.Random, project: Path) -> tuple[str, ...]:
     """What a model may have written."""
-    import hostile
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from tests import hostile
 
     families = list(hostile.FAMILIES.values())
     path = next((project / "artifacts" / starved.RUN / "rollouts" / "step=0001" / "agent=ada").glob("*.parquet"))

@@ -130,8 +130,7 @@ class _Life:
         passes = int(TARGETS[target][1] ** dice.random())  # mostly early, so that most of them come about
         return Kill(target, passes, dice.choice(_DELAYS), mode)
 
-    # --- one kill
-    # ---------------------------------------------------------------------------------------------------------
+    # --- one kill ----------------------------------------------------------------------------------------------------
 
     def _attack(self, way: str, kill: Kill) -> bool:
         """Start a driver, and kill; returns whether the run came to its end before."""
@@ -197,8 +196,7 @@ class _Life:
         for what in ("kills", f"driver: {way}", f"killed: {kill.mode}", f"at: {target}"):
             self._trial.count(what)
 
-    # --- what must hold between
-    # -------------------------------------------------------------------------------------------
+    # --- what must hold between --------------------------------------------------------------------------------------
 
     def _problems_of(self, ended: Ended) -> None:
         for problem in checks.of_output(ended):
@@ -233,8 +231,7 @@ class _Life:
             self._trial.find("by hand", f"run: exit code {ended.code}, on the first try: {ended.output[-1500:]}")
         return again.code == 0
 
-    # --- the end
-    # ----------------------------------------------------------------------------------------------------------
+    # --- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self, way: str) -> None:
         """Go to the end, and compare."""

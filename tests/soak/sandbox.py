@@ -16,45 +16,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.small_project import PARAMS, ROOT, RUN, changed, make_project
+
 from . import processes
 from .golden import Golden
 from .zygote import Zygote, is_for
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = "small"
 PIPELINE = f"pipelines/{RUN}"
-_PARAMS = """
-seed: 1
+_PARAMS = changed(
+    PARAMS,
+    """
 steps: 3
 agents:
-  ada: {model: models/ada}
   bo:
+    model: null
     tiny:
       {architecture: llama, layers: 1, hidden: 48, heads: 2, initializer_range: 0.1, vocabulary: numbers_words,
        warmup: {steps: 30, batch_size: 16, learning_rate: 6.0e-3}}
-algorithm:
-  recipe: hacpo
-  clip: {own_low: 0.03, own_high: 0.03}
 data:
-  train: arithmetic/train
   sets:
-    arithmetic/train: {task: arithmetic, split: train, problems: 32}
-    arithmetic/heldout: {task: arithmetic, split: heldout, problems: 8}
-sampling: {group_size: 4, max_new_tokens: 20}
+    arithmetic/train: {problems: 32}
+    arithmetic/heldout: {problems: 8}
+sampling: {max_new_tokens: 20}
 batch: {prompts: 4, minibatch_prompts: 2}
-optimizer: {learning_rate: 3.0e-4, micro_batch_size: 32}
-engine: {device: cpu, threads: 1, save_every: 4}
+engine: {save_every: 4}
 storage: {rows_per_shard: 10}
 evaluation:
   every: 1
   benchmarks:
-    heldout: {data: arithmetic/heldout, samples: 1, temperature: 1.0}
-"""
+    heldout: {samples: 1}
+""",
+)
 _PRUNED = "retention: {keep_last: 1, keep_best: heldout}\n"
-KINDS = {"kept": _PARAMS, "pruned": _PARAMS + _PRUNED, "remade": _PARAMS.replace("rate: 3.0e-4", "rate: 6.0e-4")}
+KINDS = {"kept": _PARAMS, "pruned": _PARAMS + _PRUNED, "remade": changed(_PARAMS, "optimizer: {learning_rate: 6.0e-4}")}
 """Kinds of runs: their params.yaml. `pruned`, because `dvc repro` behaves otherwise where checkpoints went; `remade` is
 a `kept` one whose learning rate is changed on its way: what it has trained is to be trained again."""
-_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 STEPS = 3
 _MINUTES = 10.0
 
@@ -185,11 +181,7 @@ class Template:
         base = self.folder / kind
         project = base / "0" / "project"
         shutil.rmtree(base, ignore_errors=True)
-        (project / PIPELINE).mkdir(parents=True)
-        (project / PIPELINE / "params.yaml").write_text(KINDS[kind])
-        (project / ".dvc").mkdir()
-        (project / ".dvc" / "config").write_text(_DVC)
-        shutil.copy(ROOT / ".dvcignore", project / ".dvcignore")
+        make_project(project, None, KINDS[kind])
         shutil.copytree(self.folder / "models", project / "models")
         self._must(Sandbox(base / "0", kind, Golden(), self.zygote()), hacpo("plan", PIPELINE))
         for step in range(1, STEPS + 1):
@@ -232,18 +224,13 @@ def copy_tree(source: Path, target: Path) -> None:
 def _make_models(folder: Path) -> None:
     """A warm-started model folder, right now and then, so that rewards are not all alike."""
     code = (
-        "import sys; from pathlib import Path\n"
-        "from hacpo.settings.agents import TinySettings, WarmupSettings\n"
-        "from hacpo.engines.training.warm_start import warm_start\n"
-        "warmup = WarmupSettings(steps=300, batch_size=32, learning_rate=4e-3, drills=0.2)\n"
-        "shape = dict(layers=1, hidden=48, heads=2, initializer_range=0.1)\n"
-        "tiny = TinySettings(architecture='qwen3', vocabulary='characters', warmup=warmup, **shape)\n"
-        "warm_start('ada', tiny, 1, Path(sys.argv[1]))\n"
+        "import sys; from pathlib import Path; from tests.small_project import make_models\n"
+        "make_models(Path(sys.argv[1]), ['ada'])\n"
     )
     making = folder.with_name("making")
-    (making / "ada").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(making, ignore_errors=True)
     made = subprocess.run(
-        [sys.executable, "-c", code, str(making / "ada")],
+        [sys.executable, "-c", code, str(making)],
         env=environment(),
         capture_output=True,
         text=True,

@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.small_project import PARAMS, RUN, changed, make_models, make_project
 
 from .forks import Done, Forks
 from .sandbox import copy_tree
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN = "small"
 PIPELINE = f"pipelines/{RUN}"
 NAMES = "ada,bo,cy"
-_HEAD = """
-seed: 1
-steps: {steps}
+TWO = changed(
+    PARAMS,
+    """
+steps: 1
 agents:
-  ada: {{model: models/ada}}
-  cy: {{model: models/ada, adapter: {{rank: 2, alpha: 4}}}}
-"""
-_SCRATCH = """
+  bo: null
+  cy: {model: models/ada, adapter: {rank: 2, alpha: 4}}
+algorithm: {importance: null, clip: null}
+data:
+  sets:
+    arithmetic/train: {problems: 16}
+    arithmetic/heldout: {problems: 4}
+sampling: {group_size: 2, max_new_tokens: 12}
+batch: {prompts: 4}
+optimizer: {micro_batch_size: null}
+storage: null
+evaluation:
+  benchmarks:
+    heldout: {samples: 1}
+""",
+)
+"""One step of two agents: weights trained in full, and an adapter."""
+THREE = changed(
+    TWO,
+    """
+steps: 2
+agents:
   bo:
     tiny: {architecture: llama, layers: 1, hidden: 16, heads: 2, vocabulary: numbers_words, warmup: {steps: 20}}
-"""
-_REST = """
-algorithm:
-  recipe: hacpo
-data:
-  train: arithmetic/train
-  sets:
-    arithmetic/train: {task: arithmetic, split: train, problems: 16}
-    arithmetic/heldout: {task: arithmetic, split: heldout, problems: 4}
-sampling: {group_size: 2, max_new_tokens: 12}
-batch: {prompts: 4, minibatch_prompts: 4}
-optimizer: {learning_rate: 3.0e-4}
-engine: {device: cpu, threads: 1}
-evaluation:
-  every: 2
-  benchmarks:
-    heldout: {data: arithmetic/heldout, samples: 1, temperature: 1.0}
-"""
-THREE = _HEAD.format(steps=2) + _SCRATCH.lstrip("\n") + _REST
-"""Two steps of three agents: weights trained in full, an adapter, and a model made from scratch."""
-TWO = _HEAD.format(steps=1) + _REST
-"""One step of two agents."""
+""",
+)
+"""Two steps, and a third agent that is made from scratch."""
 
 
 def variables(folder: Path) -> dict[str, str]:
@@ -58,31 +57,12 @@ def variables(folder: Path) -> dict[str, str]:
     }
 
 
-def make_project(folder: Path, params: str) -> Path:
-    """A project with a run that has not begun, below a folder that holds all that commands write; returns its root."""
-    root = folder / "project"
+def make_begun(folder: Path, params: str) -> None:
+    """A project with a run that has not begun, below a folder that holds all that commands write."""
     for name in ("tmp", "site", "home"):
         (folder / name).mkdir(parents=True)
-    (root / PIPELINE).mkdir(parents=True)
-    (root / PIPELINE / "params.yaml").write_text(params)
-    (root / ".dvc").mkdir()
-    (root / ".dvc" / "config").write_text(
-        "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
-    )
-    shutil.copy(ROOT / ".dvcignore", root / ".dvcignore")
-    return root
-
-
-def make_model(folder: Path) -> None:
-    """The model folder that agents start from."""
-    from hacpo.engines.training.warm_start import warm_start
-    from hacpo.settings.agents import TinySettings, WarmupSettings
-
-    settings = TinySettings(
-        architecture="qwen3", layers=1, hidden=16, heads=2, vocabulary="characters", warmup=WarmupSettings(steps=40)
-    )
-    folder.mkdir(parents=True)
-    warm_start("ada", settings, 1, folder)
+    root = make_project(folder / "project", None, params)
+    make_models(root / "models", ["ada"], hidden=16, steps=40)
 
 
 @dataclass(frozen=True)
@@ -96,7 +76,7 @@ class Golden:
     def make(cls, folder: Path, forks: Forks, params: str) -> Golden:
         """Train it."""
         fresh, finished = folder / "fresh", folder / "finished"
-        make_model(make_project(fresh, params) / "models" / "ada")
+        make_begun(fresh, params)
         copy_tree(fresh, finished)
         for _ in range(2):  # a start may have come into DVC's cache since, as the equal weights of a later step
             done = hacpo(forks, finished, "run", PIPELINE, "--jobs", "1")
@@ -109,8 +89,7 @@ def hacpo(forks: Forks, folder: Path, *arguments: object, **steering: str) -> Do
     return forks.run(["hacpo", *arguments], folder / "project", {**variables(folder), **steering})
 
 
-# --- what must hold
-# ----------------------------------------------------------------------------------------------------
+# --- what must hold --------------------------------------------------------------------------------------------------
 
 
 def contents(folder: Path) -> dict[str, bytes]:

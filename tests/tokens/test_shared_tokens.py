@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from hacpo.tokens.terminals import Terminals, terminal_map
 from hacpo.tokens.tokenizers import ChatTokenizer
 from hacpo.tools.audit.findings import Finding
 from hacpo.tools.audit.walk import audit
-from tampering import Sandbox, make_sandbox
+from tests.tampering import Sandbox
 from tokenizer_kinds import write_model, write_tokenizer
 
 Row = dict[str, Any]
@@ -297,15 +297,8 @@ def test_always_goes_through_text_between_equal_tokenizers_too(step: Step, cli: 
 
 
 @pytest.fixture(scope="module")
-def copy(made: Step, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    yield from make_sandbox(made.root, tmp_path_factory.mktemp("sandbox"))
-
-
-@pytest.fixture
-def sandbox(copy: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
-    monkeypatch.chdir(copy.root)
-    yield copy
-    copy.restore()
+def damaged(made: Step) -> Path:
+    return made.root
 
 
 def findings(texts: Literal["all", "none"] = "none") -> list[Finding]:

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +26,18 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.tools.audit.audit_view import print_audit
 from hacpo.tools.audit.lists import ListColumn
 from hacpo.tools.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
-from tampering import Sandbox, make_sandbox
+from tests.tampering import Sandbox
 
 SMALL = Path("pipelines/small")
-
-
-@pytest.fixture(scope="module")
-def copy(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    yield from make_sandbox(finished, tmp_path_factory.mktemp("sandbox"))
-
-
-@pytest.fixture
-def box(copy: Sandbox) -> Iterator[Sandbox]:
-    yield copy
-    copy.restore()
 
 
 def run(**options: Any) -> Audit:
     return audit(Pipeline.open(SMALL), **{"texts": "none", **options})
 
 
-def unlocked(box: Sandbox) -> None:
+def unlocked(sandbox: Sandbox) -> None:
     """Without DVC's records, which know every file: what is found then follows from the tables."""
-    for lock in box.pipeline.rglob("dvc.lock"):
+    for lock in sandbox.pipeline.rglob("dvc.lock"):
         lock.unlink()
 
 
@@ -63,7 +51,7 @@ def found(result: Audit) -> set[tuple[str, str, str]]:
 # --- clean runs ------------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_clean_and_the_coverage_counts_it_all(box: Sandbox, cli: Cli) -> None:
+def test_a_finished_run_is_clean_and_the_coverage_counts_it_all(sandbox: Sandbox, cli: Cli) -> None:
     result = cli("audit", "pipelines/small", "--texts", "none", "--json")
     assert result.code == 0, result.out
     report = json.loads(result.out)
@@ -80,7 +68,7 @@ def test_a_finished_run_is_clean_and_the_coverage_counts_it_all(box: Sandbox, cl
     assert report["coverage"]["files"]["rollouts"] == 2 * 2 * 2  # shards of 20 rows
 
 
-def test_the_output_is_a_verdict_and_what_was_covered(box: Sandbox, cli: Cli) -> None:
+def test_the_output_is_a_verdict_and_what_was_covered(sandbox: Sandbox, cli: Cli) -> None:
     result = cli("audit", "pipelines/small", "--texts", "none")
     assert result.code == 0
     assert result.out.splitlines()[-1] == "small: no finding"
@@ -136,10 +124,10 @@ def test_every_recipe_is_clean(name: str, tmp_path: Path, models: Path, cli: Cli
     assert json.loads(result.out)["steps"]["audited"] == [1, 2]
 
 
-def test_a_narrow_terminal_shows_whole_names(box: Sandbox) -> None:
+def test_a_narrow_terminal_shows_whole_names(sandbox: Sandbox) -> None:
     """80 columns fold a path and a row's key, but cut nothing off."""
-    unlocked(box)
-    edited = box.edit("verdicts/step=0001/agent=ada", "answer", lambda answer: "nonsense")
+    unlocked(sandbox)
+    edited = sandbox.edit("verdicts/step=0001/agent=ada", "answer", lambda answer: "nonsense")
     console = Console(width=80, file=io.StringIO(), record=True)
     print_audit(console, run())
     rows = [line for line in console.export_text().splitlines() if line.startswith("│")]
@@ -165,20 +153,20 @@ def test_a_run_without_its_first_models_has_no_finding(project: Path, cli: Cli) 
     assert "between the first and the last" not in result.out
 
 
-def test_an_unfinished_run_is_audited_as_far_as_it_is(box: Sandbox) -> None:
-    unlocked(box)
+def test_an_unfinished_run_is_audited_as_far_as_it_is(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
     for table in ("verdicts", "capability", "pool", "advantages", "updates", "checkpoints", "evaluations"):
-        shutil.rmtree(box.artifacts / table / "step=0002")
-    shutil.rmtree(box.artifacts / "rollouts" / "step=0002" / "agent=bo")
-    (box.artifacts / "metrics" / "generate" / "step=0002" / "bo.json").unlink()
+        shutil.rmtree(sandbox.artifacts / table / "step=0002")
+    shutil.rmtree(sandbox.artifacts / "rollouts" / "step=0002" / "agent=bo")
+    (sandbox.artifacts / "metrics" / "generate" / "step=0002" / "bo.json").unlink()
     for stage in ("verify", "pool", "advantage", "update", "evaluate"):
-        shutil.rmtree(box.artifacts / "metrics" / stage / "step=0002")
+        shutil.rmtree(sandbox.artifacts / "metrics" / stage / "step=0002")
     result = run()
     assert result.findings == []
     assert (result.reached, result.steps) == (2, [1, 2])
     assert result.rows["rollouts"] == 64 + 32
-    shutil.rmtree(box.artifacts / "rollouts" / "step=0002" / "agent=ada")
-    shutil.rmtree(box.artifacts / "metrics" / "generate" / "step=0002")
+    shutil.rmtree(sandbox.artifacts / "rollouts" / "step=0002" / "agent=ada")
+    shutil.rmtree(sandbox.artifacts / "metrics" / "generate" / "step=0002")
     result = run()
     assert result.findings == []
     assert (result.reached, result.steps) == (1, [1])
@@ -195,9 +183,9 @@ def test_an_unfinished_run_is_audited_as_far_as_it_is(box: Sandbox) -> None:
         "updates/step=0001/agent=ada/trace.parquet",
     ],
 )
-def test_a_hole_in_the_middle_is_a_finding(box: Sandbox, hole: str) -> None:
-    unlocked(box)
-    path = box.artifacts / hole
+def test_a_hole_in_the_middle_is_a_finding(sandbox: Sandbox, hole: str) -> None:
+    unlocked(sandbox)
+    path = sandbox.artifacts / hole
     path.unlink() if path.is_file() else shutil.rmtree(path)
     result = run()
     assert ("files", hole, "") in found(result)
@@ -205,9 +193,9 @@ def test_a_hole_in_the_middle_is_a_finding(box: Sandbox, hole: str) -> None:
     assert len(result.findings) == 1
 
 
-def test_pruned_checkpoints_are_not_checked_and_said_so(box: Sandbox) -> None:
-    unlocked(box)
-    shutil.rmtree(box.artifacts / "checkpoints" / "step=0001")
+def test_pruned_checkpoints_are_not_checked_and_said_so(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
+    shutil.rmtree(sandbox.artifacts / "checkpoints" / "step=0001")
     result = run()
     assert result.findings == []
     reasons = " ".join(what for what, _ in result.skipped)
@@ -215,15 +203,15 @@ def test_pruned_checkpoints_are_not_checked_and_said_so(box: Sandbox) -> None:
     assert "checkpoints between the first and the last step" in reasons
 
 
-def test_a_missing_last_checkpoint_is_a_finding(box: Sandbox) -> None:
-    unlocked(box)
-    shutil.rmtree(box.artifacts / "checkpoints" / "step=0002" / "agent=bo")
+def test_a_missing_last_checkpoint_is_a_finding(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
+    shutil.rmtree(sandbox.artifacts / "checkpoints" / "step=0002" / "agent=bo")
     assert found(run()) == {("files", "checkpoints/step=0002/agent=bo", "")}
 
 
-def test_a_range_of_steps(box: Sandbox, cli: Cli) -> None:
-    unlocked(box)
-    box.edit("advantages/step=0001/learner=ada", "advantage", lambda value: value + 1e-8)
+def test_a_range_of_steps(sandbox: Sandbox, cli: Cli) -> None:
+    unlocked(sandbox)
+    sandbox.edit("advantages/step=0001/learner=ada", "advantage", lambda value: value + 1e-8)
     assert run(first=2).findings == []
     assert run(last=0).findings == []
     assert {name for *_, name in found(run(last=1))} == {"advantage"}
@@ -239,7 +227,7 @@ def test_a_range_of_steps(box: Sandbox, cli: Cli) -> None:
         (("--texts", "some"), "some"),
     ],
 )
-def test_bad_options_are_one_line(box: Sandbox, cli: Cli, options: tuple[str, ...], said: str) -> None:
+def test_bad_options_are_one_line(sandbox: Sandbox, cli: Cli, options: tuple[str, ...], said: str) -> None:
     result = cli("audit", "pipelines/small", *options)
     assert result.code == 2
     assert said in result.error
@@ -248,9 +236,9 @@ def test_bad_options_are_one_line(box: Sandbox, cli: Cli, options: tuple[str, ..
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_file_is_named_and_what_depends_on_it_is_not_checked(box: Sandbox) -> None:
-    unlocked(box)
-    shard = box.shards("verdicts/step=0001/agent=ada")[1]
+def test_a_damaged_file_is_named_and_what_depends_on_it_is_not_checked(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
+    shard = sandbox.shards("verdicts/step=0001/agent=ada")[1]
     shard.write_bytes(shard.read_bytes()[:200])
     result = run()
     assert found(result) == {("files", "verdicts/step=0001/agent=ada/part-00001.parquet", "")}
@@ -259,49 +247,49 @@ def test_a_damaged_file_is_named_and_what_depends_on_it_is_not_checked(box: Sand
     assert {"what follows from verdicts on ada", "capability of ada", "advantages of bo"} <= reasons
 
 
-def test_a_flipped_bit_anywhere_in_a_shard_is_found(box: Sandbox) -> None:
+def test_a_flipped_bit_anywhere_in_a_shard_is_found(sandbox: Sandbox) -> None:
     """By the checksums of its pages and what follows from its rows; statistics in its footer only by DVC's records."""
-    shard = box.shards("rollouts/step=0001/agent=ada")[0]
+    shard = sandbox.shards("rollouts/step=0001/agent=ada")[0]
     size = shard.stat().st_size
     by_tables = 0
     for at in range(4, size, size // 25):
-        box.flip(shard, at)
+        sandbox.flip(shard, at)
         checks = {finding.check for finding in run(last=1).findings}
         assert checks, f"byte {at} of {size}"
         by_tables += checks != {"lock"}
-        box.flip(shard, at)
+        sandbox.flip(shard, at)
     assert by_tables >= 15
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all" * 50])
-def test_what_is_no_table_is_a_finding_whatever_it_is(box: Sandbox, content: bytes) -> None:
+def test_what_is_no_table_is_a_finding_whatever_it_is(sandbox: Sandbox, content: bytes) -> None:
     for place in ("schedule.parquet", "data/arithmetic/train.parquet", "updates/step=0001/agent=ada/trace.parquet"):
-        (box.artifacts / place).write_bytes(content)
+        (sandbox.artifacts / place).write_bytes(content)
         assert ("files", place, "") in found(run())
-        box.restore()
+        sandbox.restore()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000, '{"tokens": "many"}', '{"tokens": true}'])
-def test_metrics_that_are_no_numbers(box: Sandbox, text: str) -> None:
-    unlocked(box)
-    (box.artifacts / "metrics/generate/step=0001/ada.json").write_text(text)
+def test_metrics_that_are_no_numbers(sandbox: Sandbox, text: str) -> None:
+    unlocked(sandbox)
+    (sandbox.artifacts / "metrics/generate/step=0001/ada.json").write_text(text)
     assert {(check, file) for check, file, _ in found(run())} == {("metrics", "metrics/generate/step=0001/ada.json")}
 
 
-def test_further_columns_and_metrics_are_no_finding(box: Sandbox) -> None:
-    unlocked(box)
+def test_further_columns_and_metrics_are_no_finding(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
     for table in ("rollouts/step=0001/agent=ada", "updates/step=0001/agent=ada/trace.parquet"):
-        for shard in box.shards(table):
+        for shard in sandbox.shards(table):
             content = pq.read_table(shard)
             wider = content.append_column("notes", pa.array(["mine"] * len(content)))
             pq.write_table(wider, shard, compression="zstd", write_page_checksum=True)
-    metrics = box.artifacts / "metrics/update/step=0001/ada.json"
+    metrics = sandbox.artifacts / "metrics/update/step=0001/ada.json"
     metrics.write_text(json.dumps({**json.loads(metrics.read_text()), "watts": 3}))
     assert run().findings == []
 
 
-def test_what_no_stage_makes_is_found(box: Sandbox) -> None:
-    unlocked(box)
+def test_what_no_stage_makes_is_found(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
     places = [
         "notes.txt",
         "rollouts/step=0001/agent=eve/part-00000.parquet",
@@ -314,7 +302,7 @@ def test_what_no_stage_makes_is_found(box: Sandbox) -> None:
         "report/.index.html.tmp-7",
     ]
     for place in places:
-        path = box.artifacts / place
+        path = sandbox.artifacts / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
     result = run()
@@ -324,10 +312,10 @@ def test_what_no_stage_makes_is_found(box: Sandbox) -> None:
     assert all(any(place.startswith(name) for name in named) for place in places)
 
 
-def test_steps_beyond_the_last_are_left_alone_and_said_so(box: Sandbox) -> None:
-    unlocked(box)
-    (box.artifacts / "rollouts/step=0003/agent=ada").mkdir(parents=True)
-    (box.artifacts / "rollouts/step=0003/agent=ada/part-00000.parquet").write_bytes(b"x")
+def test_steps_beyond_the_last_are_left_alone_and_said_so(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
+    (sandbox.artifacts / "rollouts/step=0003/agent=ada").mkdir(parents=True)
+    (sandbox.artifacts / "rollouts/step=0003/agent=ada/part-00000.parquet").write_bytes(b"x")
     result = run()
     assert result.findings == []
     assert any("beyond the last" in what for what, _ in result.skipped)
@@ -337,23 +325,23 @@ def test_steps_beyond_the_last_are_left_alone_and_said_so(box: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("edited", ["params", "settings"])
-def test_a_setting_changed_after_the_run_is_one_finding(box: Sandbox, edited: str) -> None:
+def test_a_setting_changed_after_the_run_is_one_finding(sandbox: Sandbox, edited: str) -> None:
     """Whichever of the two was changed, the audit goes by what the run's files say, not by the change."""
-    unlocked(box)
+    unlocked(sandbox)
     if edited == "params":
-        box.replace(box.pipeline / "params.yaml", "alpha: 1.0", "alpha: 3.0")
+        sandbox.replace(sandbox.pipeline / "params.yaml", "alpha: 1.0", "alpha: 3.0")
     else:
-        box.replace(box.artifacts / "settings.json", '"alpha": 1.0', '"alpha": 3.0')
+        sandbox.replace(sandbox.artifacts / "settings.json", '"alpha": 1.0', '"alpha": 3.0')
     result = run()
     assert found(result) == {("settings", "settings.json", "algorithm.importance.alpha")}
     [finding] = result.findings
     assert {finding.expected, finding.found} == {1.0, 3.0}
 
 
-def test_a_setting_changed_everywhere_but_in_the_tables_is_in_every_file(box: Sandbox) -> None:
-    unlocked(box)
-    box.replace(box.pipeline / "params.yaml", "alpha: 1.0", "alpha: 3.0")
-    box.replace(box.artifacts / "settings.json", '"alpha": 1.0', '"alpha": 3.0')
+def test_a_setting_changed_everywhere_but_in_the_tables_is_in_every_file(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
+    sandbox.replace(sandbox.pipeline / "params.yaml", "alpha: 1.0", "alpha: 3.0")
+    sandbox.replace(sandbox.artifacts / "settings.json", '"alpha": 1.0', '"alpha": 3.0')
     result = run()
     column = "hacpo.settings algorithm.importance.alpha"
     assert len([finding for finding in result.findings if finding.column == column]) == 4, "one for each trace"
@@ -380,7 +368,7 @@ def test_the_speed_benchmark_makes_a_run_that_is_clean() -> None:
 # --- texts, torch, lists ---------------------------------------------------------------------------------------------
 
 
-def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(box: Sandbox, monkeypatch: Any) -> None:
+def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(sandbox: Sandbox, monkeypatch: Any) -> None:
     from hacpo.tools.audit import walk
 
     assert ALL_TEXTS_UP_TO == 20_000
@@ -390,7 +378,7 @@ def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(box: Sandbox, monk
     assert result.texts == "sample"
 
 
-def test_torch_is_not_loaded(box: Sandbox) -> None:
+def test_torch_is_not_loaded(sandbox: Sandbox) -> None:
     code = """
 import sys
 from hacpo.pipeline.command_line import run_app

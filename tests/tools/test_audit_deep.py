@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,22 +14,11 @@ from hacpo.tools.audit import deep
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.deep import DeepAudit, DeepReport
 from hacpo.tools.audit.findings import Finding
-from tampering import Sandbox, make_sandbox
+from tests.tampering import Sandbox
 
 ROLLOUTS = "rollouts/step=0001/agent=ada"
 TRACE = "updates/step=0001/agent=ada/trace.parquet"
 AFTER = "checkpoints/step=0001/agent=ada"
-
-
-@pytest.fixture(scope="module")
-def copy(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    yield from make_sandbox(finished, tmp_path_factory.mktemp("sandbox"))
-
-
-@pytest.fixture
-def sandbox(copy: Sandbox) -> Iterator[Sandbox]:
-    yield copy
-    copy.restore()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,7 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.dvc_records import Hasher, check_locks
 from hacpo.tools.audit.findings import Finding
-from tampering import Sandbox, make_sandbox
-
-
-@pytest.fixture(scope="module")
-def copy(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    yield from make_sandbox(finished, tmp_path_factory.mktemp("sandbox"))
-
-
-@pytest.fixture
-def sandbox(copy: Sandbox) -> Iterator[Sandbox]:
-    yield copy
-    copy.restore()
+from tests.tampering import Sandbox
 
 
 def audit() -> AuditRun:

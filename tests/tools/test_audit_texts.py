@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,12 @@ from hacpo.tools.audit import texts
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.findings import Finding
 from hacpo.tools.audit.texts import TextAudit, TextReport, Texts
-from tampering import Sandbox, make_sandbox
+from tests.tampering import Sandbox
 
 ROLLOUTS = "rollouts/step=0001/agent=ada"
 VERDICTS = "verdicts/step=0001/agent=ada"
 POOL = "pool/step=0001/learner=bo"
 EVALUATIONS = "evaluations/step=0002/agent=bo"
-
-
-@pytest.fixture(scope="module")
-def copy(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    yield from make_sandbox(finished, tmp_path_factory.mktemp("sandbox"))
-
-
-@pytest.fixture
-def sandbox(copy: Sandbox) -> Iterator[Sandbox]:
-    yield copy
-    copy.restore()
 
 
 def audit(mode: Texts = "all", seed: int = 0) -> tuple[list[Finding], TextReport]:
