@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from hacpo.seeds import derive_seed
 from hacpo.settings.root import DataSet
 
 Row = dict[str, Any]
+
+TASKS: Mapping[str, Callable[[tasks.Split, int, int], list[tasks.Problem]]] = {"arithmetic": tasks.problems}
+"""`DataSet.task` -> what makes its problems, of a split, a count and a seed."""
 
 
 def load(name: str, source: DataSet, root: Path) -> list[Row]:
@@ -34,7 +37,7 @@ def load(name: str, source: DataSet, root: Path) -> list[Row]:
     if source.task is not None:
         assert source.split is not None
         assert source.problems is not None
-        rows = [asdict(problem) for problem in tasks.problems(source.split, source.problems, source.seed)]
+        rows = [asdict(problem) for problem in TASKS[source.task](source.split, source.problems, source.seed)]
     else:
         assert source.path is not None
         rows = _read(root / source.path)

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hacpo.artifacts.tables import CHECKPOINT, TRACE, Table
+from hacpo.artifacts.tables import (
+    ADVANTAGES,
+    CAPABILITY,
+    CHECKPOINT,
+    POOL,
+    ROLLOUTS,
+    SIDE_ROLLOUTS,
+    SIDE_VERDICTS,
+    TRACE,
+    VERDICTS,
+    Table,
+)
 from hacpo.artifacts.text_files import load_json
 from hacpo.pipeline.catalogue import Use, maker_of, step_stages
 from hacpo.tools.audit.advantages import capability_metrics, check_advantages, check_capability
@@ -19,7 +30,11 @@ from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.pools import check_pool
 from hacpo.tools.audit.responses import Drawn, Floats, Responses, check_rollouts, check_verdicts
 from hacpo.tools.audit.rows import Rows
+from hacpo.tools.audit.table_checks import read
 from hacpo.tools.audit.traces import check_trace
+
+_RECOMPUTED = (ROLLOUTS, VERDICTS, SIDE_ROLLOUTS, SIDE_VERDICTS, CAPABILITY, POOL, ADVANTAGES, TRACE)
+"""Tables of a step whose values a check works out again."""
 
 
 @dataclass
@@ -127,6 +142,19 @@ def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
                 check_trace(run, batch, learner, pool, advantages, responses)
     if capabilities is not None:
         check_metrics(run, "advantage", step, "all", metrics)
+    _check_others(run, step, presence)
+
+
+def _check_others(run: AuditRun, step: int, presence: Presence) -> None:
+    """Other tables of the catalogue: what can be checked of any table."""
+    stages = [spec for spec in step_stages(run.settings, step) if spec.at == "step"]
+    for table in [use.artifact for spec in stages for use in spec.writes]:
+        if not isinstance(table, Table) or table in _RECOMPUTED:
+            continue
+        for whose in run.agents if table.per in ("agent", "learner") else [""]:
+            if run.layout.path(table, step, whose) in presence.here:
+                read(run, table, step, whose)
+                run.skip(f"values of {table.title}", "no check works them out again")
 
 
 def _check_responses(

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import load_json
-from hacpo.data import tasks
 from hacpo.data.importing.known import KNOWN
+from hacpo.data.problems import TASKS
+from hacpo.data.tasks import Split
 from hacpo.errors import DataError, first_line
 from hacpo.settings.agents import PromptSettings
 from hacpo.settings.root import DataSet, Settings
@@ -77,7 +78,7 @@ def look_at(name: str, source: DataSet, root: Path) -> Problems:
     if source.task is not None:
         assert source.split is not None
         assert source.problems is not None
-        return _drawn(source.split, source.problems, source.seed)
+        return _drawn(source.task, source.split, source.problems, source.seed)
     assert source.path is not None
     path = root / source.path
     if path.is_file():
@@ -88,8 +89,8 @@ def look_at(name: str, source: DataSet, root: Path) -> Problems:
 
 
 @cache
-def _drawn(split: tasks.Split, count: int, seed: int) -> Problems:
-    return _summary([len(problem.problem.encode()) for problem in tasks.problems(split, count, seed)])
+def _drawn(task: str, split: Split, count: int, seed: int) -> Problems:
+    return _summary([len(problem.problem.encode()) for problem in TASKS[task](split, count, seed)])
 
 
 def _in_file(path: Path) -> Problems:
