@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from conftest import Cli
-
-UPDATE = ["update", "pipelines/small", "--step", 2, "--agent", "ada"]
-TWO = ["--set", "launcher={processes: 2}"]
-SAME = ("loss", "grad_norm", "updates", "own.ratio_mean", "cross.clipped")
-HALVES = "optimizer.micro_batch_size=8"
-"""The fixture's updates see 16 responses: two micro-batches, one for each process."""
-
-
-def bytes_of(out: Path, name: str = "model.safetensors") -> bytes:
-    return (out / "checkpoints/step=0002/agent=ada" / name).read_bytes()
-
-
-def trace_of(out: Path) -> pl.DataFrame:
-    return pl.read_parquet(out / "updates/step=0002/agent=ada/trace.parquet")
-
-
-def metrics_of(out: Path) -> dict[str, float]:
-    found: dict[str, float] = json.loads((out / "metrics/update/step=0002/ada.json").read_text())
-    return found
+from tests.updates_of_processes import HALVES, TWO, UPDATE, assert_same, metrics_of, ranks, trace_of, wait_for
 
 
 @pytest.fixture
@@ -45,22 +21,10 @@ def one(finished_copy: Path, cli: Cli, tmp_path: Path) -> Path:
     return tmp_path / "one"
 
 
-def assert_same(one: Path, other: Path) -> None:
-    assert {name: metrics_of(one)[name] for name in SAME} == {name: metrics_of(other)[name] for name in SAME}
-    for name in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json", "config.json"):
-        assert bytes_of(one, name) == bytes_of(other, name), name
-    assert trace_of(one).equals(trace_of(other))
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_two_processes_equal_one_with_two_accumulation_steps(
-    one: Path, cli: Cli, tmp_path: Path, replicas: int
-) -> None:
+def test_two_processes_equal_one_with_two_accumulation_steps(one: Path, cli: Cli, tmp_path: Path) -> None:
+    """The optimizer's state too: either can go on where the other has stopped."""
     out = tmp_path / "two"
-    memory = f"optimizer.gradient_checkpointing={'true' if replicas == 1 else 'false'}"
-    result = cli(
-        *UPDATE, "--out", out, *TWO, "--set", f"launcher.replicas={replicas}", "--set", HALVES, "--set", memory
-    )
+    result = cli(*UPDATE, "--out", out, *TWO, "--set", HALVES, "--set", "optimizer.gradient_checkpointing=true")
     assert result.code == 0, result.err
     assert "2 processes" in result.out
     assert_same(one, out)
@@ -86,30 +50,15 @@ def test_more_processes_than_micro_batches_and_other_recipes(finished_copy: Path
     assert one.filter(first).equals(two.filter(first))
 
 
-def test_state_of_two_processes_goes_on_in_one(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
-    """Step 1 by two processes and step 2 by one: the bytes of one process throughout."""
-    step_1 = [*UPDATE[:3], 1, *UPDATE[4:], "--set", HALVES]
-    recorded = finished_copy / "artifacts/small/checkpoints/step=0001/agent=ada"
-    assert cli(*step_1, "--out", tmp_path / "one").code == 0
-    assert cli(*step_1, "--out", tmp_path / "two", *TWO).code == 0
-    saved = tmp_path / "two/checkpoints/step=0001/agent=ada"
-    one = tmp_path / "one/checkpoints/step=0001/agent=ada"
-    for name in ("model.safetensors", "trainer/optimizer.safetensors"):
-        assert (saved / name).read_bytes() == (one / name).read_bytes()
-    shutil.rmtree(recorded)
-    shutil.copytree(saved, recorded)
-    metrics = "metrics/update/step=0001/ada.json"  # says whose weights they are
-    shutil.copy(tmp_path / "two" / metrics, finished_copy / "artifacts/small" / metrics)
-    assert cli(*UPDATE, "--out", tmp_path / "then-one", "--set", HALVES).code == 0
-
-
 def test_bfloat16_trains_float32_masters(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
-    """A step of 1e-6 is lost in bfloat16 weights of 0.1; masters keep it, and two processes keep the same."""
+    """A step of 1e-6 is lost in bfloat16 weights of 0.1; masters keep it, and two processes keep the same, each with a
+    copy of its own."""
     tiny_steps = ["--set", "engine.dtype=bfloat16", "--set", "optimizer.learning_rate=1e-6", "--set", HALVES]
     start = finished_copy / "artifacts/small/checkpoints/step=0001/agent=ada"
     shutil.rmtree(start / "trainer")  # of a float32 run
     assert cli(*UPDATE, "--out", tmp_path / "one", *tiny_steps).code == 0
-    assert cli(*UPDATE, "--out", tmp_path / "two", *tiny_steps, *TWO).code == 0
+    copies = ["--set", "launcher={processes: 2, replicas: 2}"]
+    assert cli(*UPDATE, "--out", tmp_path / "two", *tiny_steps, *copies).code == 0
     assert_same(tmp_path / "one", tmp_path / "two")
     folder = tmp_path / "one/checkpoints/step=0002/agent=ada"
     before, after = load_file(start / "model.safetensors"), load_file(folder / "model.safetensors")
@@ -123,18 +72,14 @@ def test_bfloat16_trains_float32_masters(finished_copy: Path, cli: Cli, tmp_path
         assert 1e-6 < moved < 1e-5, name  # four updates of about 1e-6 each
 
 
-def test_the_number_of_processes_must_be_what_the_settings_say(finished_copy: Path, tmp_path: Path) -> None:
-    command = [str(word) for word in UPDATE]
-    environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3"}
-    done = subprocess.run(
-        [sys.executable, "-m", "hacpo.stages.update", *command[1:], "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "wrong number of processes (expected 1 (processes x nodes), found 3)" in done.stderr
+def test_the_number_of_processes_must_be_what_the_settings_say(
+    finished_copy: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, value)
+    refused = cli(*UPDATE, "--out", tmp_path / "out")
+    assert refused.code == 2
+    assert "wrong number of processes (expected 1 (processes x nodes), found 3)" in refused.error
     assert not (tmp_path / "out").exists()
 
 
@@ -169,21 +114,3 @@ def test_a_killed_update_leaves_no_process(finished_copy: Path, tmp_path: Path) 
         wait_for(lambda: len(ranks(mark)) == 2)
         process.kill()
     wait_for(lambda: not ranks(mark))
-
-
-def ranks(mark: str) -> list[int]:
-    """Processes of the update that writes to `mark`, those that torchrun started."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().decode().split("\0")
-            if mark in words and b"\0RANK=" in b"\0" + (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,11 +11,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from test_update_processes import HALVES, UPDATE, assert_same, ranks, wait_for
 
 from conftest import ROOT, Cli
 from hacpo.pipeline.accelerating import accelerate_command
 from hacpo.pipeline.project import Pipeline
+from tests.updates_of_processes import HALVES, UPDATE, assert_same, ranks, wait_for
 
 CONFIG = {
     "compute_environment": "LOCAL_MACHINE",
@@ -123,17 +122,20 @@ def test_the_users_own_default_config_counts_only_if_it_is_asked_for(
 
     params = finished_copy / "pipelines/small/params.yaml"
     params.write_text(params.read_text().replace('"accelerate_config": "default"', '"accelerate_config": null'))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert places(finished_copy) == ["02", "12"]
 
 
 def test_multi_cpu_is_more_than_one_process(finished_copy: Path) -> None:
     """`accelerate launch` alone starts one process under such a config, and says nothing."""
     configured(finished_copy, {**CONFIG, "distributed_type": "MULTI_CPU", "use_cpu": True})
-    command = accelerate_command(Pipeline.open(Path("pipelines/small")).settings, finished_copy)
-    (finished_copy / "place.py").write_text("import os; print(os.environ['RANK'] + os.environ['WORLD_SIZE'] + '\\n')")
-    done = subprocess.run([*command, "place.py"], capture_output=True, text=True, check=True)
-    assert sorted(done.stdout.split()) == ["02", "12"]
+    assert places(finished_copy) == ["02", "12"]
+
+
+def places(root: Path) -> list[str]:
+    """Rank and number of processes, as every process is told that the run's command starts."""
+    command = accelerate_command(Pipeline.open(Path("pipelines/small")).settings, root)
+    (root / "place.py").write_text("import os; print(os.environ['RANK'] + os.environ['WORLD_SIZE'] + '\\n')")
+    return sorted(subprocess.run([*command, "place.py"], capture_output=True, text=True, check=True).stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -144,15 +146,15 @@ def test_multi_cpu_is_more_than_one_process(finished_copy: Path) -> None:
     ],
 )
 def test_an_accelerate_launch_by_hand_must_fit_too(
-    finished_copy: Path, tmp_path: Path, told: dict[str, str], message: str
+    finished_copy: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, str], message: str
 ) -> None:
     params = finished_copy / "pipelines/small/params.yaml"
     params.write_text(params.read_text() + "launcher: {processes: 2}\n")
-    command = [sys.executable, "-m", "hacpo.stages.update", *map(str, UPDATE[1:]), "--out", str(tmp_path / "out")]
-    environment = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", **told}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
-    assert done.returncode == 2
-    assert f"hacpo: error: {message}: accelerate was told another" in done.stderr
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", **told}.items():
+        monkeypatch.setenv(name, value)
+    refused = cli(*UPDATE, "--out", tmp_path / "out")
+    assert refused.code == 2
+    assert f"hacpo: error: {message}: accelerate was told another" in refused.error
 
 
 def test_a_launcher_that_starts_one_process_is_found_out(finished_copy: Path, cli: Cli, tmp_path: Path) -> None:
