@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SAYS_NOTHING = {"found", "one", "said", "there"}
 """In a long function a reader cannot see any more what was found, which one, or who said it."""
 LONG = 10

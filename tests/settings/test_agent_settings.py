@@ -342,6 +342,7 @@ def test_a_template_that_knows_thinking_by_its_other_name(models: Path, tmp_path
         assert ada._tokenizer.decode(prompt_token_ids(ada, problem, settings)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (SHARED / "tokenizers/qwen3").is_dir(), reason="needs ../shared/tokenizers (Qwen3's tokenizer)")
 def test_qwen3_thinks_or_not_and_hears_the_system_message() -> None:
     """Its template writes an empty thought into the prompt when thinking is off, and nothing when it is on."""

@@ -181,6 +181,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokenizer]:
     return found
 
 
+@pytest.mark.slow
 def test_real_models_end_their_turns_as_they_do(real: dict[str, ChatTokenizer]) -> None:
     qwen, llama = real["qwen3"], real["llama3"]
     # <|im_end|>, and <|endoftext|>; <|eot_id|>, and <|end_of_text|>, <|eom_id|>
@@ -188,6 +189,7 @@ def test_real_models_end_their_turns_as_they_do(real: dict[str, ChatTokenizer]) 
     assert (llama.eos_token_id, llama.stop_token_ids) == (128009, (128001, 128008, 128009))
 
 
+@pytest.mark.slow
 def test_real_ends_stand_for_each_other(real: dict[str, ChatTokenizer]) -> None:
     qwen, llama = real["qwen3"].terminals, real["llama3"].terminals
     # <|im_end|> is <|eot_id|>, <|endoftext|> is <|end_of_text|>; <|eom_id|> ends a turn.
@@ -195,6 +197,7 @@ def test_real_ends_stand_for_each_other(real: dict[str, ChatTokenizer]) -> None:
     assert terminal_map(llama, qwen) == {128009: 151645, 128001: 151643, 128008: 151645}
 
 
+@pytest.mark.slow
 def test_a_real_tokenizer_that_was_saved_again_is_the_same(real: dict[str, ChatTokenizer], tmp_path: Path) -> None:
     """Twice as long a tokenizer.json, merges as pairs."""
     real["qwen3"]._tokenizer.save_pretrained(str(tmp_path))
@@ -204,6 +207,7 @@ def test_a_real_tokenizer_that_was_saved_again_is_the_same(real: dict[str, ChatT
     assert not same_tokenizer(original, SHARED / "tokenizers" / "llama3")
 
 
+@pytest.mark.slow
 def test_real_control_tokens_in_a_text_stay_text(real: dict[str, ChatTokenizer]) -> None:
     names = {name: [t.content for t in chat._tokenizer.added_tokens_decoder.values()] for name, chat in real.items()}
     assert {"<think>", "</tool_call>", "<|im_end|>"} <= set(names["qwen3"])
@@ -215,6 +219,7 @@ def test_real_control_tokens_in_a_text_stay_text(real: dict[str, ChatTokenizer])
             assert chat.decode(result.token_ids) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["math/train", "math/test", "gsm8k/train", "gsm8k/test"])
 def test_real_solutions_survive_real_tokenizers(name: str, real: dict[str, ChatTokenizer]) -> None:
     """A sample; docs/tokenizers.md has the figures for all of them."""

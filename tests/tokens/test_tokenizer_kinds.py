@@ -202,6 +202,7 @@ def test_three_kinds_learn_from_each_other(
 # --- chat templates --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_base_model_gets_the_plain_template_and_is_deployed_with_it(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +231,7 @@ def test_warmup_says_that_it_added_a_template(tmp_path: Path, cli: Cli, monkeypa
     assert "template" not in said.out + said.err
 
 
+@pytest.mark.slow
 def test_ones_own_template_is_used_and_watched(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     root = _project(tmp_path, ["byte_level", "characters"], byte_level=", chat_template: templates/short.jinja")
     monkeypatch.chdir(root)

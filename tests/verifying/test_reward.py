@@ -237,28 +237,19 @@ def test_extracted_answers_that_differ_late_stay_apart(verifier: Verifier) -> No
 
 
 def test_plain_numbers_need_no_process_and_no_library() -> None:
-    """512 whole numbers, as the quickstart verifies them every step; far below a tenth of a second."""
+    """512 whole numbers, as the quickstart verifies them every step."""
     script = """
-        import sys, time
-        start = time.perf_counter()
+        import sys
         from hacpo.verifying.verifier import Request, Verifier
-        imported = time.perf_counter() - start
         from hacpo.settings.verification import VerificationSettings
         requests = [Request(str(i), f"So {i} \\\\boxed{{{i % 40}}}", "stop", str(i % 30)) for i in range(512)]
         with Verifier(VerificationSettings()) as verifier:
-            start = time.perf_counter()
             verdicts = verifier.verify(requests)
-            verified = time.perf_counter() - start
             assert not len(verifier._pool)
         assert sum(verdict.reward for verdict in verdicts) == sum(i % 40 == i % 30 for i in range(512))
         assert not {"sympy", "math_verify", "torch", "antlr4"} & set(sys.modules)
-        print(imported, verified)
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    runs = [subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout for _ in range(3)]
-    imported, verified = (min(times) for times in zip(*(map(float, run.split()) for run in runs), strict=True))
-    assert imported < 0.2  # 0.03 on a quiet machine
-    assert verified < 0.1  # 0.003 on a quiet machine
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=True)
 
 
 @pytest.mark.usefixtures("misbehaving")
@@ -293,6 +284,7 @@ def test_a_batch_of_hanging_answers_ends_in_bounded_time() -> None:
     assert outcomes(verdicts) == ["correct"] + ["timeout"] * 10
 
 
+@pytest.mark.slow
 def test_hostile_text_is_never_correct_and_ends_in_bounded_time() -> None:
     honest = [boxed(f"honest {index}", f"{index}+x", f"x+{index}") for index in range(5)]
     attacks = [

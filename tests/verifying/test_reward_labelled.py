@@ -45,6 +45,7 @@ def labelled(verifier: Verifier) -> tuple[pl.DataFrame, list[Verdict]]:
     return cases, verifier.verify(requests)
 
 
+@pytest.mark.slow
 @needs_cases
 def test_firm_cases(labelled: tuple[pl.DataFrame, list[Verdict]]) -> None:
     cases, verdicts = labelled
@@ -56,6 +57,7 @@ def test_firm_cases(labelled: tuple[pl.DataFrame, list[Verdict]]) -> None:
     assert precision >= 0.998, judged.filter(pl.col("correct") & ~pl.col("expected"))["case_id"].to_list()
 
 
+@pytest.mark.slow
 @needs_cases
 def test_no_case_is_left_without_a_judgement(labelled: tuple[pl.DataFrame, list[Verdict]]) -> None:
     cases, verdicts = labelled
@@ -81,6 +83,7 @@ def test_the_fast_path_says_what_the_rules_say() -> None:
     assert fast > 500
 
 
+@pytest.mark.slow
 @needs_cases
 def test_the_fast_path_changes_no_verdict(
     labelled: tuple[pl.DataFrame, list[Verdict]], verifier: Verifier, monkeypatch: pytest.MonkeyPatch
