@@ -53,7 +53,8 @@ def command(checkout: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_each_is_an_edit_in_at_most_two_files(patch: Path) -> None:
+def test_each_is_an_edit_in_at_most_two_files_that_fits(patch: Path) -> None:
+    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
     assert 1 <= patch.read_text().count("\n+++ ") <= 2
 
 
