@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hacpo.algorithm.advantage_table import capability_rows
+from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows
 from hacpo.algorithm.group_advantage import step_advantages
 from hacpo.algorithm.trace import trace_columns
 from hacpo.algorithm.updates import shuffle_seed, update_slots
@@ -74,7 +74,7 @@ class Maker:
         self.random = np.random.default_rng(0)
         self.texts = pa.array(["so " * int(count) for count in self.random.integers(1, 60, 997)], pa.string())
         self.stage_settings: dict[tuple[str, str], dict[str, Any]] = {}
-        self.capabilities: dict[str, dict[str, Any]] = {}
+        self.capabilities: dict[str, CapabilityRow] = {}
 
     def write(
         self, path: Path, table: tables.Table, columns: Columns, stage: str, without: tuple[str, ...] = (), **where: Any
@@ -150,12 +150,12 @@ class Maker:
             self.capabilities,
             self.settings.algorithm.capability,
         )
-        self.capabilities = {row["agent"]: row for row in rows}
-        table = _columns(parquet.to_arrow(tables.CAPABILITY, rows))
+        self.capabilities = {row.agent: row for row in rows}
+        table = _columns(parquet.to_arrow(tables.CAPABILITY, [vars(row) for row in rows]))
         self.write(self.layout.capability(step), tables.CAPABILITY, table, "advantage", step=step)
         self.metrics("advantage", step, "all")
         for learner in AGENTS:
-            capability = [row["capability"] for row in rows]
+            capability = [row.capability for row in rows]
             self.learner(step, learner, ids, made, rewards, capability)
 
     def responses(self, step: int, agent: str, problem_ids: Any, answers: Any, ids: Any) -> tuple[Columns, Any]:

@@ -80,9 +80,11 @@ SHAPE = {"layers": 8, "hidden": 256, "vocabulary": 4_096, "rows": 8, "length": 5
 
 def measure(case: dict[str, Any]) -> dict[str, float]:
     """Estimated and actual bytes of two updates of two micro-batches each."""
+    import pyarrow as pa
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+    from hacpo.algorithm.training_pool import TrainingPool
     from hacpo.algorithm.updates import plan_updates
     from hacpo.engines.training.trainer import Trainer
     from hacpo.engines.training.world import joined
@@ -123,14 +125,15 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
         learning_rate=1e-4, micro_batch_size=case["rows"], gradient_checkpointing=case["checkpointing"]
     )
     rows = [_row(number, case["length"], case["vocabulary"]) for number in range(4 * case["rows"])]
-    plan = plan_updates(rows, updates=2, order="mixed", seed=None)
+    pool = TrainingPool(pa.Table.from_pylist(rows), [None] * len(rows))
+    plan = plan_updates(pool.table, updates=2, order="mixed", seed=None)
     algorithm = AlgorithmSettings.model_validate({**RECIPES["gspo"], "recipe": "gspo"})
     dtype = getattr(torch, case["dtype"])
     with joined(LauncherSettings(), torch.device("cpu"), shards=dtype != torch.float32) as world:
         before = _resident()
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
         trainer = Trainer(model, 0, algorithm, settings, 1.0, world=world, dtype=dtype)
-        trainer.train(plan)
+        trainer.train(plan, pool)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     parts = training_parts(
         shape,

@@ -64,9 +64,11 @@ def agreement(device: str) -> Iterator[tuple[str, float, float]]:
 
 def _trained(architecture: str, device: str, dtype: Any) -> tuple[list[float], float]:
     """Log-probabilities per response and the gradient's norm of one update on made-up responses."""
+    import pyarrow as pa
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+    from hacpo.algorithm.training_pool import TrainingPool
     from hacpo.algorithm.updates import plan_updates
     from hacpo.engines.training.trainer import Trainer
     from hacpo.engines.training.world import joined
@@ -96,9 +98,9 @@ def _trained(architecture: str, device: str, dtype: Any) -> tuple[list[float], f
             dtype=dtype,
             device=place,
         )
-        trace, metrics = trainer.train(plan_updates(rows, updates=1, order="mixed", seed=None))
-    trace.sort(key=lambda row: str(row["rollout_id"]))
-    return [row["learner_logprob"] for row in trace], metrics["grad_norm"]
+        pool = TrainingPool(pa.Table.from_pylist(rows), [None] * len(rows))
+        trace, metrics = trainer.train(plan_updates(pool.table, updates=1, order="mixed", seed=None), pool)
+    return trace.sort_by("rollout_id")["learner_logprob"].to_pylist(), metrics["grad_norm"]
 
 
 def _row(number: int) -> dict[str, Any]:

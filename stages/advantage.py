@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,11 @@ from hacpo.pipeline.catalogue import ADVANTAGE
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.stage import Stage
 from hacpo.pipeline.stage_command import stage_command
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hacpo.artifacts.tables import Table
 
 _REWARDED = ("rollout_id", "reward", "problem_id", "sample")
 
@@ -25,10 +30,11 @@ def advantage(
         advantage_columns,
         advantage_summary,
         capabilities_used,
+        capability_by_agent,
         capability_rows,
         capability_summary,
     )
-    from hacpo.algorithm.rollouts import Row, first_problems, in_order, reward_array
+    from hacpo.algorithm.rollouts import ordered_responses, reward_array
     from hacpo.artifacts import tables
     from hacpo.errors import SettingsError
     from hacpo.pipeline import lessons
@@ -40,22 +46,12 @@ def advantage(
         raise SettingsError(
             f"--learner {learner} cannot be used here", expected=f"one of {', '.join(agents)}, together with --out"
         )
-    problems = stage.read(tables.PROMPTS).to_pylist()[:limit]
-    verdicts = {
-        agent: first_problems(
-            stage.read(tables.VERDICTS, agent, columns=_REWARDED).to_pylist(),
-            limit,
-        )
-        for agent in agents
-    }
+    problem_ids = stage.read(tables.PROMPTS)["problem_id"].to_pylist()[:limit]
+    verdicts = {agent: _first(stage, tables.VERDICTS, agent) for agent in agents}
     group_size = settings.responses_per_prompt
-    problem_ids = [row["problem_id"] for row in problems]
-    ordered = in_order(problem_ids, verdicts, group_size, where=f"verdicts of step {step}")
-
-    previous: dict[str, Row] = {}
-    if step > 1:
-        previous = {row["agent"]: row for row in stage.read(tables.CAPABILITY, step=step - 1).to_pylist()}
-    rewards = reward_array(ordered, len(problems), len(agents), group_size)
+    responses = ordered_responses(problem_ids, verdicts, group_size, where=f"verdicts of step {step}")
+    previous = capability_by_agent(stage.read(tables.CAPABILITY, step=step - 1)) if step > 1 else {}
+    rewards = reward_array(responses, len(agents), group_size)
     rows = capability_rows(
         {agent: rewards[:, number] for number, agent in enumerate(agents)},
         previous,
@@ -63,10 +59,10 @@ def advantage(
         _oracle(stage, problem_ids),
     )
     with stage.replacing(tables.CAPABILITY), stage.replacing(tables.ADVANTAGES):
-        stage.write(tables.CAPABILITY, rows)
+        stage.write(tables.CAPABILITY, [vars(row) for row in rows])
         for name in agents if learner is None else [learner]:
             columns = advantage_columns(
-                ordered,
+                responses,
                 learner=name,
                 agents=agents if settings.algorithm.rollouts.share else [name],
                 group_size=group_size,
@@ -82,7 +78,7 @@ def advantage(
             )
             stage.metrics |= {f"{name}.{key}": value for key, value in advantage_summary(columns).items()}
     stage.metrics |= capability_summary(rows, settings.algorithm.capability, share=settings.algorithm.rollouts.share)
-    stage.summary = ", ".join(f"{row['agent']} {row['capability']:.3f}" for row in rows)
+    stage.summary = ", ".join(f"{row.agent} {row.capability:.3f}" for row in rows)
     if whole_run:
         stage.remarks = lambda: lessons.remarks(stage.pipeline, step)
 
@@ -91,7 +87,7 @@ def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None
     """Every agent's capability as the oracle says it: the given table, or a side sample; None without one."""
     from hacpo.algorithm.advantage_table import side_sample_capability
     from hacpo.algorithm.oracle import capabilities_of_step
-    from hacpo.algorithm.rollouts import first_problems, in_order
+    from hacpo.algorithm.rollouts import ordered_responses
     from hacpo.artifacts import tables
 
     settings, agents, step = stage.settings.algorithm.capability, list(stage.settings.agents), stage.step
@@ -101,11 +97,18 @@ def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None
         return None
     capabilities = {}
     for agent in agents:
-        table = stage.read(tables.SIDE_VERDICTS, agent, columns=_REWARDED)
-        rows = {agent: first_problems(table.to_pylist(), stage.limit)}
-        ordered = in_order(problem_ids, rows, settings.oracle_samples, where=stage.place(tables.SIDE_VERDICTS, agent))
-        capabilities[agent] = side_sample_capability([row["reward"] for _, row in ordered], settings)
+        drawn = {agent: _first(stage, tables.SIDE_VERDICTS, agent)}
+        where = stage.place(tables.SIDE_VERDICTS, agent)
+        responses = ordered_responses(problem_ids, drawn, settings.oracle_samples, where=where)
+        capabilities[agent] = side_sample_capability(responses["reward"].to_numpy(), settings)
     return capabilities
+
+
+def _first(stage: Stage, table: Table, agent: str) -> pa.Table:
+    """An agent's rewards, of the first problems where the stage is limited to these."""
+    from hacpo.algorithm.rollouts import first_problems
+
+    return first_problems(stage.read(table, agent, columns=_REWARDED), stage.limit)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hacpo.pipeline.catalogue import EVALUATE
 from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.elsewhere import checkpoint_command
@@ -23,7 +25,7 @@ def evaluate(stage: Stage) -> None:
 
     step, agent = stage.step, stage.mine
     settings, mine = stage.settings, stage.settings.agents[agent]
-    rows = []
+    columns: dict[str, list[Any]] = {name: [] for name in tables.EVALUATIONS.schema.names}
     judged: list[Verdict] = []
     # First of all: a reward function that cannot be used must not cost the sampling.
     with Verifier(settings.verification, stage.pipeline.root) as verifier:
@@ -45,7 +47,7 @@ def evaluate(stage: Stage) -> None:
             engine.sampler, engine.policy, settings.engine, stage.outputs.saved(tables.EVALUATIONS.name, step, agent)
         )
         for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
-            problems = stage.read(tables.PROBLEMS, benchmark.data).to_pylist()[: stage.limit]
+            problems = stage.read(tables.PROBLEMS, benchmark.data).slice(0, stage.limit).to_pylist()
             asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
             prompts = {problem["problem_id"]: prompt_token_ids(tokenizer, problem, mine.prompt) for problem in problems}
             responses = sampler.sample(
@@ -79,30 +81,29 @@ def evaluate(stage: Stage) -> None:
                     for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
                 ]
             )
-            rows += [
-                {
-                    "benchmark": name,
-                    "problem_id": problem["problem_id"],
-                    "sample": sample,
-                    "text": text,
-                    "token_count": len(response.token_ids),
-                    "finish_reason": response.finish_reason,
-                    "reward": verdict.reward,
-                    "verdict": verdict.verdict,
-                    "extracted": verdict.extracted,
-                    "message": verdict.message,
-                }
-                for (problem, sample), text, response, verdict in zip(asked, texts, responses, verdicts, strict=True)
-            ]
+            answered: dict[str, list[Any]] = {
+                "benchmark": [name] * len(asked),
+                "problem_id": [problem["problem_id"] for problem, _ in asked],
+                "sample": [sample for _, sample in asked],
+                "text": texts,
+                "token_count": [len(response.token_ids) for response in responses],
+                "finish_reason": [response.finish_reason for response in responses],
+                **{
+                    column: [getattr(verdict, column) for verdict in verdicts]
+                    for column in ("reward", "verdict", "extracted", "message")
+                },
+            }
+            for column, values in answered.items():
+                columns[column] += values
             judged += verdicts
             starts = range(0, len(asked), benchmark.samples)
             each = [verdicts[start : start + benchmark.samples] for start in starts]
             numbers = summary(each, votes=settings.verification.is_math)
             stage.metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
-            stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
+            stage.metrics[f"{name}.tokens"] = sum(answered["token_count"])
     engine.rest()
     stage.metrics |= engine.metrics
-    stage.write(tables.EVALUATIONS, rows, rows_per_shard=settings.storage.rows_per_shard)
+    stage.write(tables.EVALUATIONS, columns, rows_per_shard=settings.storage.rows_per_shard)
     sampler.forget()
     check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(step, agent))
     stage.summary = ", ".join(

@@ -32,7 +32,7 @@ def generate(stage: Stage) -> None:
     samples = settings.algorithm.capability.oracle_samples if side else settings.responses_per_prompt
     if samples is None:
         raise SettingsError("--side needs algorithm.capability.oracle_samples", where=stage.pipeline.folder)
-    problems = stage.read(tables.PROMPTS).to_pylist()[: stage.limit]
+    problems = stage.read(tables.PROMPTS).slice(0, stage.limit).to_pylist()
     checkpoint = stage.checkpoint(step - 1)
     made_by = checkpoint_command(stage.pipeline, step - 1, agent)
     # Before the weights: what a template refuses must not cost loading them.

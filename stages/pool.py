@@ -31,21 +31,22 @@ _NEEDED = (
 @stage_command(POOL_STAGE)
 def pool(stage: Stage) -> None:
     """Write pool/step=<step>/learner=<name>: rollouts of equal tokenizers as sampled, the others retokenised."""
+    import pyarrow.compute as pc
+
     from hacpo.algorithm.pooling import Limits, build_pool
     from hacpo.algorithm.rollouts import first_problems, with_rewards
-    from hacpo.algorithm.support import to_columns, to_rows
     from hacpo.artifacts import tables
 
     settings, learner = stage.settings, stage.mine
     sources = list(settings.agents) if settings.algorithm.rollouts.share else [learner]
-    problems = stage.read(tables.PROMPTS).to_pylist()[: stage.limit]
+    problems = stage.read(tables.PROMPTS).slice(0, stage.limit).to_pylist()
     rollouts = {}
     for source in sources:
         columns = [*_NEEDED, *(("prompt_token_ids",) if source == learner else ())]
         table = stage.read(tables.ROLLOUTS, source, columns=columns)
         rewards = stage.read(tables.VERDICTS, source, columns=["rollout_id", "reward"])
-        rollouts[source] = first_problems(with_rewards(to_rows(table), rewards.to_pylist()), stage.limit)
-    rows = build_pool(
+        rollouts[source] = first_problems(with_rewards(table, rewards), stage.limit)
+    table = build_pool(
         problems,
         rollouts,
         learner=learner,
@@ -58,21 +59,20 @@ def pool(stage: Stage) -> None:
     )
     stage.write(
         tables.POOL,
-        to_columns(rows, tables.POOL.schema.names),
+        table,
         rows_per_shard=settings.storage.rows_per_shard,
     )
-    counts = Counter(row["status"] for row in rows)
-    cross = [row for row in rows if not row["is_self"]]
+    counts = Counter(table["status"].to_pylist())
     stage.metrics |= {f"status.{name}": count for name, count in sorted(counts.items())}
-    if cross:
-        stage.metrics["as_sampled"] = sum(row["as_sampled"] for row in cross) / len(cross)
-        stage.metrics["roundtrip"] = sum(row["roundtrip"] for row in cross) / len(cross)
-        kept = [row for row in cross if row["status"] == "kept"]
-        if kept:
-            stage.metrics["token_ratio"] = sum(row["learner_tokens"] for row in kept) / sum(
-                row["source_tokens"] for row in kept
-            )
-    stage.summary = f"{len(rows)} rollouts, " + ", ".join(f"{n} {name}" for name, n in counts.most_common())
+    about = table.select(["is_self", "status", "as_sampled", "roundtrip", "learner_tokens", "source_tokens"])
+    cross = about.filter(pc.invert(about["is_self"]))
+    if len(cross):
+        stage.metrics |= {name: pc.sum(cross[name]).as_py() / len(cross) for name in ("as_sampled", "roundtrip")}
+        kept = cross.filter(pc.equal(cross["status"], "kept"))
+        if len(kept):
+            tokens = [pc.sum(kept[name]).as_py() for name in ("learner_tokens", "source_tokens")]
+            stage.metrics["token_ratio"] = tokens[0] / tokens[1]
+    stage.summary = f"{len(table)} rollouts, " + ", ".join(f"{n} {name}" for name, n in counts.most_common())
 
 
 def _limits(stage: Stage, learner: str) -> Limits:

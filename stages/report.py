@@ -22,9 +22,7 @@ def report(stage: Stage) -> None:
     settings = settings.model_copy(update={"report": shown})
     agents = list(settings.agents)
     measurements = collect.collect(layout, stage.run, agents, settings.steps, settings.evaluation.series)
-    schedule = []
-    if layout.schedule.is_file():
-        schedule = stage.read(tables.SCHEDULE).to_pylist()
+    schedule = stage.read(tables.SCHEDULE) if layout.schedule.is_file() else None
     embedded = browser.embed(layout, stage.run, agents, schedule, settings.report)
     html = page.render(
         stage.run,

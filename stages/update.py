@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hacpo.algorithm.updates import Row
 from hacpo.artifacts.text_files import load_json
 from hacpo.engines.training.processes import launched, place
 from hacpo.pipeline.catalogue import UPDATE
@@ -14,6 +13,9 @@ from hacpo.pipeline.command_line import main_of
 from hacpo.pipeline.elsewhere import checkpoint_command
 from hacpo.pipeline.stage import Stage
 from hacpo.pipeline.stage_command import stage_command
+
+if TYPE_CHECKING:
+    from hacpo.algorithm.training_pool import TrainingPool
 
 
 @stage_command(UPDATE)
@@ -34,7 +36,7 @@ def update(stage: Stage) -> None:
     from hacpo.engines.training.world import joined
 
     loss = settings.algorithm.loss
-    rows = _rows(stage)
+    pool = _pool(stage)
     # The same bits again where CUDA's kernels allow it; those that do not say so.
     torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
     before = stage.checkpoint(step - 1)
@@ -57,21 +59,19 @@ def update(stage: Stage) -> None:
         if (before / "trainer").is_dir():
             trainer.load(before / "trainer")
         plan = plan_updates(
-            rows,
+            pool.table,
             updates=settings.updates_per_step,
             order=loss.minibatch_order,
             ranks=loss.ranks,
             seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
         )
         begun = time.perf_counter()
-        trace, metrics = trainer.train(plan, stage.progress)
+        trace, metrics = trainer.train(plan, pool, stage.progress)
         stage.metrics["train_seconds"] = round(time.perf_counter() - begun, 4)
         weights = trainer.whole_weights()
         if not world.leads:
             trainer.save(None)
             return
-        order = {row["rollout_id"]: number for number, row in enumerate(rows)}
-        trace.sort(key=lambda row: (order[row["rollout_id"]], row["update"]))
         with stage.replacing(tables.CHECKPOINT) as checkpoint, stage.replacing(tables.TRACE):
             save_model(trainer.model, checkpoint, like=before, weights=weights)
             trainer.save(checkpoint / "trainer")
@@ -80,14 +80,13 @@ def update(stage: Stage) -> None:
     if stage.in_place and not shards:
         stage.session.models.keep(agent, stage.policy, settings.engine, model)
     stage.metrics |= metrics
-    stage.metrics |= {"updates": len(plan.rows), "tokens": sum(row["learner_tokens"] for row in rows)}
+    stage.metrics |= {"updates": len(plan.rows), "tokens": sum(pool.table["learner_tokens"].to_pylist())}
     stage.summary = _summary(stage)
 
 
-def _rows(stage: Stage) -> list[Row]:
+def _pool(stage: Stage) -> TrainingPool:
     """The agent's pool with its advantages and its own log-probabilities, as training reads it."""
-    from hacpo.algorithm.rollouts import first_problems, training_rows
-    from hacpo.algorithm.support import to_rows
+    from hacpo.algorithm.training_pool import training_pool
     from hacpo.artifacts import tables
 
     loss = stage.settings.algorithm.loss
@@ -96,10 +95,8 @@ def _rows(stage: Stage) -> list[Row]:
     advantages = stage.read(tables.ADVANTAGES, columns=["rollout_id", "effective_advantage"])
     of_sampler = ["sampler_logprobs"] if sampler_cap is not None else []
     own = stage.read(tables.ROLLOUTS, columns=["rollout_id", "logprobs", "support", *of_sampler])
-    rows = training_rows(
-        to_rows(pool), advantages.to_pylist(), to_rows(own), sampler_cap=sampler_cap, where=stage.title
-    )
-    return first_problems(rows, stage.limit)
+    joined = training_pool(pool, advantages, own, sampler_cap=sampler_cap, where=stage.title)
+    return joined.of_first_problems(stage.limit)
 
 
 def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[int, Any, Any]:
@@ -149,9 +146,9 @@ def _settle_adapter(stage: Stage, model: Any, before: Path) -> None:
 
 
 def _summary(stage: Stage) -> str:
-    found = stage.metrics
-    responses = found.get("own.rows", 0) + found.get("cross.rows", 0)
-    return f"{found['updates']:.0f} updates on {responses:.0f} responses, loss {found['loss']:+.4f}"
+    numbers = stage.metrics
+    responses = numbers.get("own.rows", 0) + numbers.get("cross.rows", 0)
+    return f"{numbers['updates']:.0f} updates on {responses:.0f} responses, loss {numbers['loss']:+.4f}"
 
 
 def _launched(stage: Stage) -> None:

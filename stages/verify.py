@@ -13,6 +13,9 @@ from hacpo.pipeline.stage_command import stage_command
 @stage_command(VERIFY, side=SIDE_VERIFY)
 def verify(stage: Stage) -> None:
     """Write verdicts/step=<step>/agent=<name>; with --side, side_verdicts/step=<step>/agent=<name>."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     from hacpo.algorithm.rollouts import check_whole, first_problems
     from hacpo.artifacts import tables
     from hacpo.artifacts.tables import ROLLOUTS, SIDE_ROLLOUTS, SIDE_VERDICTS, VERDICTS
@@ -20,11 +23,11 @@ def verify(stage: Stage) -> None:
     from hacpo.verifying.verifier import Request, Verifier, check_error_rate
 
     settings, step, agent, side = stage.settings, stage.step, stage.mine, stage.spec.side
-    prompts = stage.read(tables.PROMPTS).to_pylist()
-    answers = {row["problem_id"]: row["answer"] for row in prompts}
+    prompts = stage.read(tables.PROMPTS)
+    answers = dict(zip(prompts["problem_id"].to_pylist(), prompts["answer"].to_pylist(), strict=True))
     drawn, judged = (SIDE_ROLLOUTS, SIDE_VERDICTS) if side else (ROLLOUTS, VERDICTS)
     columns = ["rollout_id", "step", "agent", "problem_id", "sample", "text", "finish_reason"]
-    rollouts = stage.read(drawn, columns=columns).to_pylist()
+    rollouts = stage.read(drawn, columns=columns)
     check_whole(
         rollouts,
         list(answers),
@@ -37,8 +40,9 @@ def verify(stage: Stage) -> None:
     rollouts = first_problems(rollouts, stage.limit)
     problems = {}
     if not settings.verification.is_math:
-        rows = stage.read(tables.PROBLEMS, settings.data.train).to_pylist()
-        problems = {row["problem_id"]: row for row in rows if row["problem_id"] in answers}
+        every = stage.read(tables.PROBLEMS, settings.data.train)
+        asked = every.filter(pc.is_in(every["problem_id"], value_set=pa.array(list(answers), pa.string())))
+        problems = {row["problem_id"]: row for row in asked.to_pylist()}
         if answers.keys() - problems.keys():
             raise ArtifactError(
                 "the step's prompts are of problems that are not in the training set",
@@ -46,28 +50,21 @@ def verify(stage: Stage) -> None:
                 found=repr(min(answers.keys() - problems.keys())),
                 remedy=f"repeat `{stage.pipeline.command('prepare')}`",
             )
+    names = ("rollout_id", "text", "finish_reason", "problem_id")
     requests = [
-        Request(
-            row["rollout_id"],
-            row["text"],
-            row["finish_reason"],
-            answers[row["problem_id"]],
-            problems.get(row["problem_id"]),
-        )
-        for row in rollouts
+        Request(identity, text, finish_reason, answers[problem], problems.get(problem))
+        for identity, text, finish_reason, problem in zip(*(rollouts[name].to_pylist() for name in names), strict=True)
     ]
     with Verifier(settings.verification, stage.pipeline.root) as verifier:
         verdicts = verifier.verify(requests, on_progress=stage.progress)
     stage.write(
         judged,
         {
-            "rollout_id": [row["rollout_id"] for row in rollouts],
+            **{name: rollouts[name].combine_chunks() for name in ("rollout_id", "problem_id", "sample")},
             "reward": [verdict.reward for verdict in verdicts],
             "verdict": [verdict.verdict for verdict in verdicts],
             "extracted": [verdict.extracted for verdict in verdicts],
             "answer": [request.answer for request in requests],
-            "problem_id": [row["problem_id"] for row in rollouts],
-            "sample": [row["sample"] for row in rollouts],
             "message": [verdict.message for verdict in verdicts],
         },
         rows_per_shard=settings.storage.rows_per_shard,

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from hacpo.algorithm.capability import accuracy, capability_ratio, extend_window, scores, smoothed
 from hacpo.algorithm.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
 from hacpo.algorithm.group_advantage import GUARD_TOLERANCE, UNIFORM_TOLERANCE, step_advantages
-from hacpo.algorithm.rollouts import Row, reward_array
+from hacpo.algorithm.rollouts import reward_array
 from hacpo.settings.algorithm import AdvantageSettings, CapabilitySettings
+
+
+@dataclass(frozen=True)
+class CapabilityRow:
+    """An agent's row of the capability table; the fields are its columns (docs/artifacts.md)."""
+
+    agent: str
+    accuracy: float
+    window: list[float]
+    capability: float
+    accuracy_all: float
+    window_all: list[float]
+    window_covariance: list[list[float]]
+    standard_error: float | None
+    oracle: float | None
+
+
+def capability_by_agent(table: pa.Table) -> dict[str, CapabilityRow]:
+    """Agent -> its row of a capability table."""
+    return {row["agent"]: CapabilityRow(**row) for row in table.to_pylist()}
 
 
 def capability_rows(
     rewards: Mapping[str, ArrayLike],
-    previous: Mapping[str, Row],
+    previous: Mapping[str, CapabilityRow],
     settings: CapabilitySettings,
     oracle: Mapping[str, float] | None = None,
-) -> list[Row]:
+) -> list[CapabilityRow]:
     """Rows of the capability table (eq. 9), with what the estimate may be off by (`hacpo.algorithm.capability_error`).
 
     Args:
@@ -41,23 +64,24 @@ def capability_rows(
     rows = []
     for agent in rewards:
         number = names.index(agent)
-        before: Mapping[str, Any] = previous.get(agent, {})
+        before = previous.get(agent)
         now, now_all = (accuracy(values[agent], settings.metric) for values in (used, every))
-        window = extend_window(before.get("window", ()), now, settings.window)
-        covariances = [*before.get("window_covariance", ()), covariance[number]][-settings.window :]
+        window = extend_window(before.window if before else (), now, settings.window)
+        window_all = extend_window(before.window_all if before else (), now_all, settings.window)
+        covariances = [*(before.window_covariance if before else ()), covariance[number]][-settings.window :]
         smooth = smoothed_covariance(covariances)
         rows.append(
-            {
-                "agent": agent,
-                "accuracy": now,
-                "window": list(window),
-                "capability": smoothed(window, settings.floor),
-                "accuracy_all": now_all,
-                "window_all": list(extend_window(before.get("window_all", ()), now_all, settings.window)),
-                "window_covariance": covariances,
-                "standard_error": math.sqrt(smooth[number]) if smooth else None,
-                "oracle": oracle and oracle[agent],
-            }
+            CapabilityRow(
+                agent=agent,
+                accuracy=now,
+                window=list(window),
+                capability=smoothed(window, settings.floor),
+                accuracy_all=now_all,
+                window_all=list(window_all),
+                window_covariance=covariances,
+                standard_error=math.sqrt(smooth[number]) if smooth else None,
+                oracle=oracle[agent] if oracle else None,
+            )
         )
     return rows
 
@@ -73,16 +97,17 @@ def side_sample_capability(rewards: ArrayLike, settings: CapabilitySettings) -> 
     return smoothed([accuracy(rewards, settings.metric)], settings.floor)
 
 
-def capabilities_used(rows: Sequence[Row], settings: AdvantageSettings) -> dict[str, float]:
-    """Agent -> the capability that omega is made of, in the baseline and in the discrepancy coefficient alike.
+def capabilities_used(rows: Iterable[CapabilityRow], settings: AdvantageSettings) -> dict[str, float | None]:
+    """Agent -> the capability that omega is made of, in the baseline and in the discrepancy coefficient alike; None
+    where an oracle's is asked for and there is none.
 
     Args:
         rows: of the capability table.
     """
-    return {row["agent"]: row["oracle" if settings.baseline == "oracle" else "capability"] for row in rows}
+    return {row.agent: row.oracle if settings.baseline == "oracle" else row.capability for row in rows}
 
 
-def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, share: bool) -> dict[str, float]:
+def capability_summary(rows: Iterable[CapabilityRow], settings: CapabilitySettings, *, share: bool) -> dict[str, float]:
     """What the capability table says of each agent, and how sure it is; keys as in the stage's metrics.
 
     Args:
@@ -98,27 +123,27 @@ def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, sha
         and `_high`; with an oracle `_oracle`.
     """
     bounds = {"ratio_min": settings.ratio_min, "ratio_max": settings.ratio_max}
-    rows = sorted(rows, key=lambda row: row["agent"])  # as `window_covariance` lists them
-    capability_n = [row["capability"] for row in rows]
-    covariance_nn = [smoothed_covariance(row["window_covariance"]) for row in rows]
+    rows = sorted(rows, key=lambda row: row.agent)  # as `window_covariance` lists them
+    capability_n = [row.capability for row in rows]
+    covariance_nn = [smoothed_covariance(row.window_covariance) for row in rows]
     summary: dict[str, float] = {}
     for k, row in enumerate(rows):
-        name = row["agent"]
-        summary |= {f"{name}.{key}": row[key] for key in ("accuracy", "capability")}
-        if row["standard_error"] is not None:
-            summary[f"{name}.standard_error"] = row["standard_error"]
+        name = row.agent
+        summary |= {f"{name}.accuracy": row.accuracy, f"{name}.capability": row.capability}
+        if row.standard_error is not None:
+            summary[f"{name}.standard_error"] = row.standard_error
         if settings.samples is not None:
-            summary[f"{name}.accuracy_error"] = row["accuracy"] - row["accuracy_all"]
-            summary[f"{name}.capability_error"] = row["capability"] - smoothed(row["window_all"], settings.floor)
-        if row["oracle"] is not None:
-            summary |= {f"{name}.oracle": row["oracle"], f"{name}.oracle_error": row["capability"] - row["oracle"]}
+            summary[f"{name}.accuracy_error"] = row.accuracy - row.accuracy_all
+            summary[f"{name}.capability_error"] = row.capability - smoothed(row.window_all, settings.floor)
+        if row.oracle is not None:
+            summary |= {f"{name}.oracle": row.oracle, f"{name}.oracle_error": row.capability - row.oracle}
         for j, other in enumerate(rows if share else ()):
             if j == k:
                 continue
-            key = f"{name}.{other['agent']}.omega"
+            key = f"{name}.{other.agent}.omega"
             summary[key] = capability_ratio(of=capability_n[k], relative_to=capability_n[j], **bounds)
-            if row["oracle"] is not None:
-                summary[f"{key}_oracle"] = capability_ratio(of=row["oracle"], relative_to=other["oracle"], **bounds)
+            if row.oracle is not None and other.oracle is not None:
+                summary[f"{key}_oracle"] = capability_ratio(of=row.oracle, relative_to=other.oracle, **bounds)
             if covariance_nn[k] and covariance_nn[j]:
                 summary[f"{key}_low"], summary[f"{key}_high"] = ratio_interval(
                     capability_n, covariance_nn, k, j, **bounds
@@ -127,37 +152,34 @@ def capability_summary(rows: Sequence[Row], settings: CapabilitySettings, *, sha
 
 
 def advantage_columns(
-    ordered: Sequence[tuple[str, Row]],
+    responses: pa.Table,
     *,
     learner: str,
     agents: Sequence[str],
     group_size: int,
-    capabilities: Mapping[str, float],
+    capabilities: Mapping[str, float | None],
     settings: AdvantageSettings,
     capability_settings: CapabilitySettings,
 ) -> dict[str, Any]:
     """Columns of the advantages table of one learner.
 
     Args:
-        ordered: (agent, verdict row) of every response of the step, by problem, agent, sample.
+        responses: rollout_id, problem_id, source and reward of every response of the step, by problem, agent, sample.
         agents: whose responses this learner learns from: all, or itself alone.
         capabilities: agent -> smoothed capability.
     """
-    rows = [(agent, row) for agent, row in ordered if agent in agents]
-    rewards = reward_array(rows, len(rows) // (len(agents) * group_size), len(agents), group_size)
+    used = responses.filter(pc.is_in(responses["source"], value_set=pa.array(agents, pa.string()))).combine_chunks()
     values = step_advantages(
-        rewards,
+        reward_array(used, len(agents), group_size),
         learner=list(agents).index(learner),
         capability_n=np.array([capabilities[agent] for agent in agents]),
         settings=settings,
         capability_settings=capability_settings,
     )
     return {
-        "rollout_id": [row["rollout_id"] for _, row in rows],
-        "problem_id": [row["problem_id"] for _, row in rows],
-        "source": [agent for agent, _ in rows],
-        "is_self": [agent == learner for agent, _ in rows],
-        "reward": [row["reward"] for _, row in rows],
+        **{name: used[name] for name in ("rollout_id", "problem_id", "source")},
+        "is_self": np.asarray(pc.equal(used["source"], learner)),
+        "reward": used["reward"],
         **{
             name: getattr(values, name).ravel()
             for name in ("baseline", "sigma", "advantage", "omega", "effective_advantage", "uniform", "guarded")

@@ -90,8 +90,8 @@ def equal_parts(lengths: Sequence[int], parts: int) -> list[list[int]]:
         chosen = by_length[start : start + parts]
         insort(solutions, _solution([(length, 1, ((index, length),)) for length, index in chosen]))
     while len(solutions) > 1:
-        (_, one), (_, other) = solutions.pop(), solutions.pop()
-        joined = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(one, reversed(other), strict=True)]
+        (_, largest), (_, other) = solutions.pop(), solutions.pop()
+        joined = [(a[0] + b[0], a[1] + b[1], a[2] + b[2]) for a, b in zip(largest, reversed(other), strict=True)]
         insort(solutions, _solution(joined))
     return [[index for index, _ in members] for _, _, members in solutions[0][1]]
 

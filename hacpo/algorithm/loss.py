@@ -25,14 +25,17 @@ Per-response numbers are float64, whatever the model computes in.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from hacpo.algorithm.importance import LOG_RATIO_BOUND, bounded_ratio, log_ratio, response_bounds, sum_logprobs
+from hacpo.algorithm.training_pool import TrainingRow
 from hacpo.errors import DataError
-from hacpo.settings.algorithm import ClipSettings, ImportanceSettings, LossSettings
+from hacpo.settings.algorithm import AlgorithmSettings, ClipSettings, ImportanceSettings, LossSettings
 
 CAPPED_KL_BOUND = 20.0
 """What d of a capped k3 is held in, in nats: only so that exp(d) is finite, far beyond where a cap acts."""
@@ -69,6 +72,51 @@ class ResponseBatch:
     """The learner's log-probabilities before this step's updates; token-level ratios of own responses need them."""
     initial_logprobs_bt: Tensor | None = None
     """Log-probabilities under the initial policy; the KL penalty needs them, of the responses that carry it."""
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Sequence[TrainingRow],
+        learner_logprobs_bt: Tensor,
+        mask_bt: Tensor,
+        *,
+        counts: Mapping[str, int],
+        algorithm: AlgorithmSettings,
+        initial_logprobs_bt: Tensor | None = None,
+    ) -> Self:
+        """The responses of a micro-batch, with their log-probabilities.
+
+        Args:
+            counts: source -> responses scheduled for the update (`row_weights`).
+        """
+        old_bt = None
+        if algorithm.importance.level == "token":
+            old_bt = torch.zeros_like(learner_logprobs_bt)
+            for number, row in enumerate(rows):
+                if row.old_logprobs is not None:
+                    old_bt[number, : len(row.token_ids)] = torch.tensor(row.old_logprobs, dtype=old_bt.dtype)
+        sources = list(counts)
+
+        def column(name: str, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=mask_bt.device)
+
+        return cls(
+            learner_logprobs_bt=learner_logprobs_bt,
+            mask_bt=mask_bt,
+            source_logprob_b=column("source_logprob", torch.float64),
+            source_tokens_b=column("source_tokens", torch.int64),
+            text_bytes_b=column("text_bytes", torch.int64),
+            is_self_b=column("is_self", torch.bool),
+            effective_advantage_b=column("effective_advantage", torch.float64),
+            weight_b=row_weights(
+                torch.tensor([sources.index(row.source) for row in rows], device=mask_bt.device),
+                torch.tensor(list(counts.values()), device=mask_bt.device),
+                algorithm.loss.aggregation,
+            ),
+            sampler_weight_b=column("sampler_weight", torch.float64),
+            old_logprobs_bt=old_bt,
+            initial_logprobs_bt=initial_logprobs_bt,
+        )
 
     def __post_init__(self) -> None:
         shape = self.learner_logprobs_bt.shape
@@ -116,15 +164,18 @@ class ResponseTerms:
     """This response's term before averaging and before the sampler's weight."""
 
 
-def update_loss(
-    batch: ResponseBatch, *, update_index: int, importance: ImportanceSettings, clip: ClipSettings, loss: LossSettings
-) -> tuple[Tensor, ResponseTerms]:
+def update_loss(batch: ResponseBatch, update_index: int, algorithm: AlgorithmSettings) -> tuple[Tensor, ResponseTerms]:
     """The micro-batch's share of the loss of one update, a float64 scalar to add up, and the terms it is made of.
+
+    Args:
+        update_index: m, optimizer updates already done within the step.
+        algorithm: its `importance`, `clip` and `loss`.
 
     Raises:
         DataError: the settings need log-probabilities that the batch lacks.
     """
-    terms = response_terms(batch, update_index=update_index, importance=importance, clip=clip)
+    loss = algorithm.loss
+    terms = response_terms(batch, update_index=update_index, importance=algorithm.importance, clip=algorithm.clip)
     total = -(batch.weight_b * batch.sampler_weight_b * terms.objective_b).sum()
     penalised_b = carries_kl(batch.is_self_b, loss)
     if penalised_b.any():
@@ -265,6 +316,6 @@ def _token_level(batch: ResponseBatch, lower_b: Tensor, upper_b: Tensor) -> tupl
     )
 
 
-def _masked_difference(one_bt: Tensor, other_bt: Tensor, mask_bt: Tensor) -> Tensor:
-    """one - other in float64, 0 outside the mask, whatever stands there."""
-    return torch.where(mask_bt, one_bt.double() - other_bt.double(), 0.0)
+def _masked_difference(a_bt: Tensor, b_bt: Tensor, mask_bt: Tensor) -> Tensor:
+    """a - b in float64, 0 outside the mask, whatever stands there."""
+    return torch.where(mask_bt, a_bt.double() - b_bt.double(), 0.0)

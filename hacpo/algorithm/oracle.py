@@ -28,18 +28,18 @@ def read_oracle(path: Path) -> dict[tuple[int, str], float]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        said = first_line(error)
-        raise ArtifactError(f"not readable as Parquet: {said}", where=path, remedy=_REMEDY) from None
+        reason = first_line(error)
+        raise ArtifactError(f"not readable as Parquet: {reason}", where=path, remedy=_REMEDY) from None
     for name in _COLUMNS.names:
         if table.schema.names.count(name) != 1:
-            found = ", ".join(table.schema.names)
-            raise DataError(f"needs column {name!r} once", where=path, found=found or "no column", remedy=_REMEDY)
+            names = ", ".join(table.schema.names)
+            raise DataError(f"needs column {name!r} once", where=path, found=names or "no column", remedy=_REMEDY)
     try:
         rows = table.select(_COLUMNS.names).cast(_COLUMNS).to_pylist()
     except (pa.ArrowException, ValueError) as error:
-        said = first_line(error)
+        reason = first_line(error)
         expected = "whole numbers, texts and numbers"
-        raise DataError(f"step, agent, capability: {said}", where=path, expected=expected, remedy=_REMEDY) from None
+        raise DataError(f"step, agent, capability: {reason}", where=path, expected=expected, remedy=_REMEDY) from None
     capabilities: dict[tuple[int, str], float] = {}
     for number, row in enumerate(rows):
         key, value = (row["step"], row["agent"]), row["capability"]
@@ -66,7 +66,7 @@ def capabilities_of_step(path: Path, step: int, agents: Sequence[str]) -> dict[s
     return {agent: capabilities[step, agent] for agent in agents}
 
 
-def refuse_gaps(path: Path, there: Container[tuple[int, str]], steps: Sequence[int], agents: Sequence[str]) -> None:
+def refuse_gaps(path: Path, known: Container[tuple[int, str]], steps: Sequence[int], agents: Sequence[str]) -> None:
     """Every agent has a capability at every one of the steps.
 
     Raises:
@@ -74,7 +74,7 @@ def refuse_gaps(path: Path, there: Container[tuple[int, str]], steps: Sequence[i
     """
     for step in steps:
         for agent in agents:
-            if (step, agent) not in there:
+            if (step, agent) not in known:
                 expected = "a row for every step and agent"
                 raise DataError(
                     f"has no capability of {agent} at step {step}", where=path, expected=expected, remedy=_REMEDY

@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from hacpo.algorithm.rollouts import Row, in_order
+import pyarrow as pa
+
+from hacpo.algorithm.rollouts import Rollout, Rollouts, in_order
+from hacpo.algorithm.support import Support, to_column
+from hacpo.artifacts.tables import POOL
 from hacpo.callbacks import OnProgress
 from hacpo.errors import ArtifactError
 from hacpo.settings.agents import PromptSettings
@@ -20,6 +24,9 @@ from hacpo.tokens.terminals import Terminals, terminal_map
 
 NO_LIMIT = 1 << 31
 """Tokens of a sequence, or of a vocabulary, where there is no limit: ids are int32."""
+
+_ROWS_AT_ONCE = 256
+"""Rows of a pool that are held as Python objects before they become columns."""
 
 
 class SourceTokenizer(Protocol):
@@ -57,7 +64,7 @@ class TextRoute:
         """The source's terminal tokens -> the learner's that stand for them."""
         return terminal_map(self.source.terminals, self.learner.terminals)
 
-    def retokenised(self, row: Row, room: int, *, score_eos: bool) -> Retokenized:
+    def retokenised(self, rollout: Rollout, room: int, *, score_eos: bool) -> Retokenized:
         """One rollout of the source in the learner's tokens.
 
         A control token within the response is in no text, and a sum over the source's tokens would count what the
@@ -65,19 +72,19 @@ class TextRoute:
         where EOS is not scored, and is not empty.
 
         Args:
-            row: the rollout.
-            room: most tokens that the response may take.
+            rollout: the response.
+            room: most tokens that it may take.
             score_eos: as in `build_pool`.
         """
-        token_ids, terminal = row["token_ids"], None
-        if _ended(row):
+        token_ids, terminal = rollout.token_ids, None
+        if _ended(rollout):
             *token_ids, last = token_ids
             terminal = self.terminals.get(last, self.learner.terminals.turn_end)
             if not token_ids and not score_eos:
                 return Retokenized([terminal], "kept" if room >= 1 else "too_long", True)
-        if row["text"] and self.source.holds_control(token_ids):
+        if rollout.text and self.source.holds_control(token_ids):
             return Retokenized([], "not_representable", False)
-        return retokenize(row["text"], terminal=terminal if score_eos else None, tokenizer=self.learner, room=room)
+        return retokenize(rollout.text, terminal=terminal if score_eos else None, tokenizer=self.learner, room=room)
 
 
 @dataclass(frozen=True)
@@ -102,9 +109,33 @@ class Limits:
         )
 
 
+@dataclass(frozen=True)
+class PoolRow:
+    """One response in a learner's pool; the fields are the columns of the pool table."""
+
+    rollout_id: str
+    problem_id: str
+    sample: int
+    source: str
+    is_self: bool
+    reward: float
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    source_logprob: float
+    source_tokens: int
+    learner_tokens: int
+    text_bytes: int
+    status: str
+    roundtrip: bool
+    as_sampled: bool
+    source_terminal: int | None
+    learner_terminal: int | None
+    support: Support | None
+
+
 def build_pool(
     problems: Sequence[Mapping[str, Any]],
-    rollouts: Mapping[str, Sequence[Row]],
+    rollouts: Mapping[str, pa.Table],
     *,
     learner: str,
     group_size: int,
@@ -113,8 +144,8 @@ def build_pool(
     limits: Limits,
     score_eos: bool,
     on_progress: OnProgress | None = None,
-) -> list[Row]:
-    """Rows of the pool table, by problem, agent and sample.
+) -> pa.Table:
+    """The pool table, by problem, agent and sample.
 
     Args:
         problems: the step's prompts in order.
@@ -132,33 +163,45 @@ def build_pool(
         ArtifactError: rollouts are missing or do not fit together.
     """
     ordered = in_order([row["problem_id"] for row in problems], rollouts, group_size, where=f"pool of {learner}")
-    prompts = {row["problem_id"]: row["prompt_token_ids"] for row in rollouts[learner]}
+    prompts = _prompts(rollouts[learner])
     if routes:
         _check_prompts(problems, prompts, next(iter(routes.values())).learner, learner, prompt_settings)
-    rows = []
-    for number, (source, row) in enumerate(ordered, start=1):
-        prompt = prompts[row["problem_id"]]
+    of_source = {source: Rollouts(table) for source, table in rollouts.items()}
+    blocks: list[pa.Table] = []
+    supports: list[Support | None] = []
+    rows: list[PoolRow] = []
+    for number, (source, at) in enumerate(ordered, start=1):
+        rollout = of_source[source][at]
+        prompt = prompts[rollout.problem_id]
         room = limits.tokens - len(prompt)
         if source in routes:
-            result = routes[source].retokenised(row, room, score_eos=score_eos)
+            result = routes[source].retokenised(rollout, room, score_eos=score_eos)
         else:
             own = source == learner
-            result = as_sampled(row, Limits() if own else replace(limits, tokens=room), score_eos=score_eos)
-        rows.append(
-            {
-                **_about(source, learner, row, score_eos=score_eos, retokenised=source in routes),
-                "prompt_token_ids": prompt,
-                "token_ids": result.token_ids,
-                "learner_tokens": len(result.token_ids),
-                "status": result.status,
-                "roundtrip": result.roundtrip,
-                "as_sampled": source not in routes,
-                "learner_terminal": result.token_ids[-1] if result.token_ids and _scores_eos(row, score_eos) else None,
-            }
-        )
+            result = as_sampled(rollout, Limits() if own else replace(limits, tokens=room), score_eos=score_eos)
+        retokenised = source in routes
+        rows.append(_pooled(rollout, source, learner, prompt, result, score_eos=score_eos, retokenised=retokenised))
+        if len(rows) == _ROWS_AT_ONCE or number == len(ordered):
+            supports += [row.support for row in rows]
+            blocks.append(_columns(rows))
+            rows = []
         if on_progress and number % 256 == 0:
             on_progress(number, len(ordered))
-    return rows
+    # In one piece, so that the same rows are the same bytes in a file.
+    table = pa.concat_tables([_columns([]), *blocks]).combine_chunks()
+    return table.append_column(POOL.schema.field("support"), to_column(supports))
+
+
+def _columns(rows: Sequence[PoolRow]) -> pa.Table:
+    """Rows as columns of the pool table, all but their support."""
+    schema = pa.schema([field for field in POOL.schema if field.name != "support"])
+    return pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)
+
+
+def _prompts(own: pa.Table) -> dict[str, list[int]]:
+    """Problem -> the learner's prompt, of any of its responses."""
+    rows = {problem: row for row, problem in enumerate(own["problem_id"].to_pylist())}
+    return {problem: own["prompt_token_ids"][row].as_py() for problem, row in rows.items()}
 
 
 def _check_prompts(
@@ -177,61 +220,78 @@ def _check_prompts(
             )
 
 
-def _about(source: str, learner: str, row: Row, *, score_eos: bool, retokenised: bool) -> Row:
-    """The columns that say what the source sampled.
+def _pooled(
+    rollout: Rollout,
+    source: str,
+    learner: str,
+    prompt: list[int],
+    result: Retokenized,
+    *,
+    score_eos: bool,
+    retokenised: bool,
+) -> PoolRow:
+    """A rollout's row in the learner's pool.
 
     Where its sampling was truncated, the learner is restricted to the tokens that it kept; in other tokens that means
     nothing, and whole vocabularies are compared. Own rollouts have their `support` beside them.
     """
-    scored = scored_tokens(row, score_eos=score_eos)
-    support, logprobs = row.get("support"), row["logprobs"][:scored]
+    scored = scored_tokens(rollout, score_eos=score_eos)
+    support, logprobs = rollout.support, rollout.logprobs[:scored]
     if retokenised and support is not None:
-        logprobs = [*logprobs, *row["support_logprob"][:scored]]
-    return {
-        "rollout_id": row["rollout_id"],
-        "problem_id": row["problem_id"],
-        "sample": row["sample"],
-        "source": source,
-        "is_self": source == learner,
-        "reward": row["reward"],
+        logprobs = [*logprobs, *(rollout.support_logprob or [])[:scored]]
+    ends = _scores_eos(rollout, score_eos)
+    return PoolRow(
+        rollout_id=rollout.rollout_id,
+        problem_id=rollout.problem_id,
+        sample=rollout.sample,
+        source=source,
+        is_self=source == learner,
+        reward=rollout.reward,
+        prompt_token_ids=prompt,
+        token_ids=result.token_ids,
         # fsum: exactly rounded, so an audit gets the same sum in any order.
-        "source_logprob": math.fsum(logprobs),
-        "source_tokens": scored,
-        "text_bytes": len(row["text"].encode("utf-8")),
-        "source_terminal": row["token_ids"][-1] if _scores_eos(row, score_eos) else None,
-        "support": None if support is None or retokenised or source == learner else support.head(scored),
-    }
+        source_logprob=math.fsum(logprobs),
+        source_tokens=scored,
+        learner_tokens=len(result.token_ids),
+        text_bytes=len(rollout.text.encode("utf-8")),
+        status=result.status,
+        roundtrip=result.roundtrip,
+        as_sampled=not retokenised,
+        source_terminal=rollout.token_ids[-1] if ends else None,
+        learner_terminal=result.token_ids[-1] if result.token_ids and ends else None,
+        support=None if support is None or retokenised or source == learner else support.head(scored),
+    )
 
 
-def scored_tokens(row: Row, *, score_eos: bool) -> int:
+def scored_tokens(rollout: Rollout, *, score_eos: bool) -> int:
     """How many of a response's sampled tokens are scored: all, or all but the EOS that ended it.
 
     A response that is nothing but EOS keeps it: without a token it could not be scored at all.
     """
-    return len(row["token_ids"]) - (_ended(row) and not _scores_eos(row, score_eos))
+    return len(rollout.token_ids) - (_ended(rollout) and not _scores_eos(rollout, score_eos))
 
 
-def _ended(row: Row) -> bool:
+def _ended(rollout: Rollout) -> bool:
     """Whether a rollout's last token is an EOS, and there is one (an engine may return nothing)."""
-    return bool(row["token_ids"]) and ended_by_eos(row)
+    return bool(rollout.token_ids) and ended_by_eos(rollout.finish_reason, rollout.stop_string)
 
 
-def _scores_eos(row: Row, score_eos: bool) -> bool:
-    return _ended(row) and (score_eos or len(row["token_ids"]) == 1)
+def _scores_eos(rollout: Rollout, score_eos: bool) -> bool:
+    return _ended(rollout) and (score_eos or len(rollout.token_ids) == 1)
 
 
-def as_sampled(row: Row, limits: Limits, *, score_eos: bool) -> Retokenized:
+def as_sampled(rollout: Rollout, limits: Limits, *, score_eos: bool) -> Retokenized:
     """One rollout in the token ids that were sampled, control tokens included.
 
     Models of one family differ in how many rows they have beyond their common tokenizer's: an id that the learner has
     no row for makes a response `not_representable`.
 
     Args:
-        row: the rollout.
+        rollout: the response.
         limits: most tokens that the response may take, and the learner's rows.
         score_eos: as in `build_pool`.
     """
-    token_ids = row["token_ids"][: scored_tokens(row, score_eos=score_eos)]
+    token_ids = rollout.token_ids[: scored_tokens(rollout, score_eos=score_eos)]
     if not token_ids:
         return Retokenized([], "empty", True)
     if max(token_ids) >= limits.vocabulary:

@@ -1,17 +1,65 @@
-"""Bringing the rollouts and rewards of several agents into one order: problem, agent, sample."""
+"""Bringing the rollouts and rewards of several agents into one order: problem, agent, sample.
+
+Responses stay in Arrow columns while they are many; `Rollout` is one that is looked at.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from hacpo.algorithm.sampler_correction import sequence_log_weight, truncated_weight
+from hacpo.algorithm.support import Support, from_column
 from hacpo.errors import ArtifactError
 
-Row = dict[str, Any]
+
+@dataclass(frozen=True)
+class Rollout:
+    """One response as its agent sampled it; the fields are columns of the rollouts table.
+
+    Attributes:
+        reward: of its verdict; NaN where that is not known.
+    """
+
+    rollout_id: str
+    problem_id: str
+    sample: int
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stop_string: str | None
+    logprobs: list[float]
+    reward: float = math.nan
+    support_logprob: list[float] | None = None
+    support: Support | None = None
+
+
+class Rollouts:
+    """An agent's rollouts, from which one is taken at a time.
+
+    Args:
+        table: columns of the rollouts table, and `reward` if there is one.
+    """
+
+    def __init__(self, table: pa.Table) -> None:
+        names = [name for name in Rollout.__dataclass_fields__ if name in table.column_names and name != "support"]
+        self._columns = {name: table[name] for name in names}
+        self._support = supports(table)
+
+    def __getitem__(self, row: int) -> Rollout:
+        values = {name: column[row].as_py() for name, column in self._columns.items()}
+        return Rollout(**values, support=self._support[row])
+
+
+def supports(table: pa.Table) -> list[Support | None]:
+    """Each row's support, kept flat; None where the table has no such column."""
+    return from_column(table["support"]) if "support" in table.column_names else [None] * len(table)
 
 
 def rollout_id(step: int, agent: str, problem: str, sample: int, *, side: bool = False) -> str:
@@ -20,7 +68,7 @@ def rollout_id(step: int, agent: str, problem: str, sample: int, *, side: bool =
 
 
 def check_whole(
-    rollouts: Sequence[Row],
+    rollouts: pa.Table,
     problems: Sequence[str],
     step: int,
     agent: str,
@@ -41,24 +89,22 @@ def check_whole(
         ArtifactError: rows are missing, or are another agent's, another step's or of other problems.
     """
     known = set(problems)
-    samples = range(max((row["sample"] for row in rollouts), default=0) + 1)
+    samples = range((pc.max(rollouts["sample"]).as_py() or 0) + 1)
     wanted = {rollout_id(step, agent, problem, sample, side=side): None for problem in problems for sample in samples}
-    for row in rollouts:
-        mine = (row["step"], row["agent"]) == (step, agent)
-        named = rollout_id(step, agent, row["problem_id"], row["sample"], side=side) == row["rollout_id"]
-        if row["problem_id"] not in known:
+    names = ("rollout_id", "step", "agent", "problem_id", "sample")
+    for identity, of_step, whose, problem, sample in zip(*(rollouts[name].to_pylist() for name in names), strict=True):
+        if problem not in known:
             what = "the rollouts are of other problems than the step's prompts"
-            raise ArtifactError(what, where=where, found=repr(row["problem_id"]), remedy=remedy)
-        if not (mine and named):
-            found = f"{row['rollout_id']!r} of step {row['step']}, {row['agent']}"
+            raise ArtifactError(what, where=where, found=repr(problem), remedy=remedy)
+        if (of_step, whose, identity) != (step, agent, rollout_id(step, agent, problem, sample, side=side)):
             raise ArtifactError(
                 "holds rows of another agent or step",
                 where=where,
                 expected=f"step {step}, {agent}",
-                found=found,
+                found=f"{identity!r} of step {of_step}, {whose}",
                 remedy=remedy,
             )
-        wanted.pop(row["rollout_id"], None)
+        wanted.pop(identity, None)
     if wanted:
         each = f"{len(samples)} responses to each of {len(problems)} problems"
         raise ArtifactError(
@@ -66,137 +112,87 @@ def check_whole(
         )
 
 
-def first_problems(rows: Sequence[Row], limit: int | None) -> list[Row]:
+def of_first_problems(problem_ids: Any, limit: int | None) -> Any:
+    """Which rows are of the first `limit` problems: Arrow booleans; all if None.
+
+    Args:
+        problem_ids: of each row, an Arrow column.
+    """
+    return pc.is_in(problem_ids, value_set=pc.unique(problem_ids)[:limit])
+
+
+def first_problems(table: pa.Table, limit: int | None) -> pa.Table:
     """The rows of the first `limit` problems, in order; all if None."""
-    if limit is None:
-        return list(rows)
-    problems = set(list(dict.fromkeys(row["problem_id"] for row in rows))[:limit])
-    return [row for row in rows if row["problem_id"] in problems]
+    return table if limit is None else table.filter(of_first_problems(table["problem_id"], limit))
 
 
-def with_rewards(rollouts: Sequence[Row], verdicts: Sequence[Row]) -> list[Row]:
+def with_rewards(rollouts: pa.Table, verdicts: pa.Table) -> pa.Table:
     """Every rollout with its `reward`, joined by rollout_id.
 
     Raises:
         ArtifactError: a rollout has no verdict, or a verdict no rollout.
     """
-    rewards = {row["rollout_id"]: row["reward"] for row in verdicts}
-    alone = rewards.keys() ^ {row["rollout_id"] for row in rollouts}
+    alone = set(rollouts["rollout_id"].to_pylist()) ^ set(verdicts["rollout_id"].to_pylist())
     if alone:
         raise ArtifactError(
             "rollouts and verdicts do not belong together",
             found=f"{min(alone)!r} in only one of them",
             remedy="repeat verify",
         )
-    return [{**row, "reward": rewards[row["rollout_id"]]} for row in rollouts]
-
-
-def training_rows(
-    pool: Sequence[Row],
-    advantages: Sequence[Row],
-    own: Sequence[Row],
-    *,
-    sampler_cap: float | None,
-    where: object,
-) -> list[Row]:
-    """Rows of the pool with their `effective_advantage` and `sampler_weight`, own ones with their `old_logprobs`, and
-    all with the `support` that they are restricted to (`hacpo.algorithm.support`; None: to nothing).
-
-    Args:
-        own: the learner's rollouts: rollout_id, logprobs, support and, with a `sampler_cap`, sampler_logprobs.
-        sampler_cap: largest weight of an own response (`hacpo.algorithm.sampler_correction`); None: every weight is 1.
-
-    Raises:
-        ArtifactError: the tables do not hold the same responses, or not the same tokens of them.
-    """
-    worth = {row["rollout_id"]: row["effective_advantage"] for row in advantages}
-    old = {row["rollout_id"]: row for row in own}
-    alone = (worth.keys() ^ {row["rollout_id"] for row in pool}) | (
-        old.keys() ^ {row["rollout_id"] for row in pool if row["is_self"]}
-    )
-    if alone:
-        raise ArtifactError(
-            "pool, advantages and rollouts do not belong together",
-            where=where,
-            found=f"{min(alone)!r} in only one of them",
-            remedy="repeat pool and advantage of this step",
-        )
-    rows = [
-        {
-            **row,
-            "effective_advantage": worth[row["rollout_id"]],
-            **_own_columns(row, old.get(row["rollout_id"]), sampler_cap, where),
-        }
-        for row in pool
-    ]
-    for row in rows:
-        tokens, support = len(row["token_ids"]), row.get("support")
-        if tokens and support is not None and len(support) != tokens:
-            raise ArtifactError(
-                "support does not fit the tokens",
-                where=where,
-                expected=f"{tokens} sets of kept ids for {row['rollout_id']!r}",
-                found=len(support),
-                remedy="run `hacpo audit`, which says which table is damaged",
-            )
-    return rows
-
-
-def _own_columns(row: Row, rollout: Row | None, sampler_cap: float | None, where: object) -> Row:
-    if rollout is None:
-        return {"old_logprobs": None, "sampler_weight": 1.0}
-    support = rollout.get("support")
-    scored = len(row["token_ids"])  # without the EOS that pool left out, if it did (`importance.score_eos`)
-    if not 0 <= len(rollout["logprobs"]) - scored <= 1:
-        raise ArtifactError(
-            "pool and rollouts do not hold the same tokens",
-            where=where,
-            expected=f"{len(rollout['logprobs'])} tokens of {row['rollout_id']!r}, or one less",
-            found=scored,
-            remedy="repeat pool of this step",
-        )
-    logprobs, weight = rollout["logprobs"][:scored], 1.0
-    if sampler_cap is not None:
-        log_weight = sequence_log_weight(logprobs, rollout["sampler_logprobs"][:scored])
-        weight = truncated_weight(log_weight, sampler_cap)
-    return {"old_logprobs": logprobs, "sampler_weight": weight, "support": support and support.head(scored)}
+    place = pc.index_in(rollouts["rollout_id"], value_set=verdicts["rollout_id"])
+    return rollouts.append_column("reward", verdicts["reward"].take(place))
 
 
 def in_order(
-    problem_ids: Sequence[str], per_agent: Mapping[str, Sequence[Row]], group_size: int, *, where: object
-) -> list[tuple[str, Row]]:
-    """(agent, row) of every rollout, by problem, agent and sample.
+    problem_ids: Sequence[str], per_agent: Mapping[str, pa.Table], group_size: int, *, where: object
+) -> list[tuple[str, int]]:
+    """(agent, row of its table) of every response, by problem, agent and sample.
 
     Args:
         problem_ids: the step's problems in batch order.
-        per_agent: every agent's rows, with problem_id and sample, in any order.
+        per_agent: every agent's responses, with problem_id and sample, in any order.
         group_size: responses per problem and agent.
         where: for the message.
 
     Raises:
         ArtifactError: an agent lacks a response, or has one too many.
     """
-    found = {(row["problem_id"], agent, row["sample"]): row for agent, rows in per_agent.items() for row in rows}
+    rows = {
+        (problem, agent, sample): row
+        for agent, table in per_agent.items()
+        for row, (problem, sample) in enumerate(
+            zip(table["problem_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
+        )
+    }
     wanted = [
         (problem, agent, sample) for problem in problem_ids for agent in per_agent for sample in range(group_size)
     ]
-    total = sum(len(rows) for rows in per_agent.values())
-    odd = sorted(found.keys() ^ set(wanted))
+    total = sum(map(len, per_agent.values()))
+    odd = sorted(rows.keys() ^ set(wanted))
     if odd or total != len(wanted):
-        problem, agent, sample = odd[0] if odd else next(iter(found))
+        problem, agent, sample = odd[0] if odd else next(iter(rows))
         raise ArtifactError(
-            f"{'unexpected or repeated' if (problem, agent, sample) in found else 'no'} response {sample} of {agent} "
+            f"{'unexpected or repeated' if (problem, agent, sample) in rows else 'no'} response {sample} of {agent} "
             f"to problem {problem!r}",
             where=where,
             expected=f"{len(wanted)} responses",
             found=total,
             remedy="repeat generate and verify of this step",
         )
-    return [(key[1], found[key]) for key in wanted]
+    return [(key[1], rows[key]) for key in wanted]
 
 
-def reward_array(
-    rows: Sequence[tuple[str, Row]], problems: int, agents: int, group_size: int
-) -> npt.NDArray[np.float64]:
-    """Rewards as float64 [problems, agents, group_size] from rows in order."""
-    return np.array([row["reward"] for _, row in rows], dtype=np.float64).reshape(problems, agents, group_size)
+def ordered_responses(
+    problem_ids: Sequence[str], per_agent: Mapping[str, pa.Table], group_size: int, *, where: object
+) -> pa.Table:
+    """The agents' tables as one, by problem, agent and sample, with `source`; arguments and errors: see `in_order`."""
+    order = in_order(problem_ids, per_agent, group_size, where=where)
+    starts = dict(zip(per_agent, np.cumsum([0, *map(len, per_agent.values())]).tolist(), strict=False))
+    rows = pa.array([starts[agent] + row for agent, row in order], pa.int64())
+    every = pa.concat_tables(per_agent.values()).take(rows)
+    return every.append_column("source", pa.array([agent for agent, _ in order], pa.string()))
+
+
+def reward_array(responses: pa.Table, agents: int, group_size: int) -> npt.NDArray[np.float64]:
+    """Rewards of responses in order as float64 [problems, agents, group_size]."""
+    return np.asarray(responses["reward"].to_numpy(), dtype=np.float64).reshape(-1, agents, group_size)

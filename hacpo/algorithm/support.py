@@ -9,7 +9,7 @@ A response of T tokens may keep T times as many ids as it has tokens, so they ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -76,8 +76,8 @@ class Support:
 def to_column(supports: Sequence[Support | None]) -> pa.ChunkedArray:
     """A column list<list<int32>>, one row per response; null where nothing was cut."""
     chunks, start, held = [], 0, 0
-    for number, one in enumerate(supports):
-        size = 0 if one is None else len(one.token_ids)
+    for number, support in enumerate(supports):
+        size = 0 if support is None else len(support.token_ids)
         if held and held + size > _IDS_AT_ONCE:
             chunks.append(_chunk(supports[start:number]))
             start, held = number, 0
@@ -87,12 +87,12 @@ def to_column(supports: Sequence[Support | None]) -> pa.ChunkedArray:
 
 
 def _chunk(supports: Sequence[Support | None]) -> pa.Array:
-    some = [one for one in supports if one is not None]
-    ids = np.concatenate([np.empty(0, np.int32), *(one.token_ids for one in some)])
-    counts = np.concatenate([np.empty(0, np.int64), *(one.counts for one in some)])
-    positions = np.array([0 if one is None else len(one) for one in supports], dtype=np.int64)
+    present = [support for support in supports if support is not None]
+    ids = np.concatenate([np.empty(0, np.int32), *(support.token_ids for support in present)])
+    counts = np.concatenate([np.empty(0, np.int64), *(support.counts for support in present)])
+    positions = np.array([0 if support is None else len(support) for support in supports], dtype=np.int64)
     inner = pa.ListArray.from_arrays(_offsets(counts), pa.array(ids), type=SUPPORT.value_type)
-    nulls = pa.array([one is None for one in supports], pa.bool_())
+    nulls = pa.array([support is None for support in supports], pa.bool_())
     return pa.ListArray.from_arrays(_offsets(positions), inner, type=SUPPORT, mask=nulls)
 
 
@@ -103,7 +103,7 @@ def _offsets(counts: npt.NDArray[np.int64]) -> pa.Array:
 def from_column(column: Any) -> list[Support | None]:
     """Each row's support, as views of the column's own memory."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    return [one for chunk in chunks for one in _rows(chunk)]
+    return [support for chunk in chunks for support in _rows(chunk)]
 
 
 def _rows(chunk: Any) -> list[Support | None]:
@@ -118,17 +118,3 @@ def _rows(chunk: Any) -> list[Support | None]:
         Support(ids[id_ends[row] : id_ends[row + 1]], counts[ends[row] : ends[row + 1]]) if present[row] else None
         for row in range(len(chunk))
     ]
-
-
-def to_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """A table's rows, like `to_pylist`, with each row's `support` (if the table has that column) kept flat."""
-    if "support" not in table.column_names:
-        return list(table.to_pylist())
-    rows = table.drop_columns("support").to_pylist()
-    return [{**row, "support": one} for row, one in zip(rows, from_column(table["support"]), strict=True)]
-
-
-def to_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Rows as columns, their `support` as an Arrow column: the other way of `to_rows`."""
-    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in names}
-    return {**columns, "support": to_column(columns["support"])}

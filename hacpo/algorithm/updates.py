@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from hacpo.algorithm.batching import batches
 from hacpo.algorithm.dealing import Ints, balanced, self_first, slots_of_ranks
+from hacpo.algorithm.training_pool import list_lengths
 from hacpo.seeds import derive_seed
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class UpdatePlan:
     """Which responses each update sees.
 
     Attributes:
-        rows: per update, the usable responses in the order in which they are computed.
+        rows: per update, numbers of the pool's usable rows in the order in which they are computed.
         counts: per update, source -> responses scheduled, the unusable ones included (the denominators of the means).
     """
 
-    rows: list[list[Row]]
+    rows: list[list[int]]
     counts: list[dict[str, int]]
 
 
@@ -74,8 +74,26 @@ def update_slots(
     return np.where(own_b, cut(0, own_share), cut(own_share, updates - own_share))
 
 
-def plan_updates(rows: Sequence[Row], *, updates: int, order: str, ranks: int = 1, seed: int | None) -> UpdatePlan:
-    """Split a step's pool into its updates.
+def plan_updates(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed: int | None) -> UpdatePlan:
+    """Split a step's pool into its updates; rows of similar length share a forward pass.
+
+    Args:
+        pool: columns of the pool table; otherwise as for `pool_slots`.
+
+    Raises:
+        DataError: the rows cannot be dealt evenly to the ranks.
+    """
+    slots = pool_slots(pool, updates=updates, order=order, ranks=ranks, seed=seed)
+    kept = np.asarray(pc.equal(pool["status"], "kept"))
+    lengths = list_lengths(pool["prompt_token_ids"]) + list_lengths(pool["token_ids"])
+    parts = [np.flatnonzero(kept & (slots == update)) for update in range(updates)]
+    # Less padding, and still the same order every time.
+    by_length = [part[np.argsort(lengths[part], kind="stable")].tolist() for part in parts]
+    return UpdatePlan(by_length, scheduled(pool["source"], slots, updates))
+
+
+def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed: int | None) -> Ints:
+    """The update that sees each row of a pool, -1 if none does.
 
     Prompts are shuffled, or taken in the pool's order. `mixed`: they are cut into `updates` equal parts, each with all
     responses to its prompts. `self_first`: the first updates see only own responses, the later ones only cross
@@ -83,7 +101,8 @@ def plan_updates(rows: Sequence[Row], *, updates: int, order: str, ranks: int = 
     `balanced`: agent after agent, dealt to the ranks by length (`hacpo.algorithm.dealing` has both orders).
 
     Args:
-        rows: every row of the pool, in table order (by problem, agent and sample), unusable ones too.
+        pool: every row in table order (by problem, agent and sample), unusable ones too: problem_id, source, is_self,
+            and for `balanced` prompt_token_ids and source_tokens.
         updates: number of updates.
         order: `LossSettings.minibatch_order`.
         ranks: ranks that `self_first` and `balanced` deal the responses to.
@@ -92,47 +111,34 @@ def plan_updates(rows: Sequence[Row], *, updates: int, order: str, ranks: int = 
     Raises:
         DataError: the rows cannot be dealt evenly to the ranks.
     """
-    own = next((number for number, row in enumerate(rows) if row["is_self"]), None)
-    source_b = _numbered([row["source"] for row in rows])
-    slots = update_slots(
-        _numbered([row["problem_id"] for row in rows]),
+    own = np.flatnonzero(pool["is_self"])
+    source_b, length_b = _numbered(pool["source"]), np.zeros(len(pool), np.int64)
+    if order == "balanced":
+        length_b = list_lengths(pool["prompt_token_ids"]) + np.asarray(pool["source_tokens"], dtype=np.int64)
+    return update_slots(
+        _numbered(pool["problem_id"]),
         source_b,
-        _ints(len(row["prompt_token_ids"]) + row["source_tokens"] for row in rows if order == "balanced"),
-        learner=-1 if own is None else int(source_b[own]),
+        length_b,
+        learner=int(source_b[own[0]]) if len(own) else -1,
         updates=updates,
         order=order,
         ranks=ranks,
         seed=seed,
     )
-    parts: list[list[Row]] = [[] for _ in range(updates)]
-    for row, slot in zip(rows, slots.tolist(), strict=True):
-        if slot >= 0:
-            parts[slot].append(row)
-    counts = [{source: sum(row["source"] == source for row in part) for source in _sources(part)} for part in parts]
-    usable = [[row for row in part if row["status"] == "kept"] for part in parts]
-    # Rows of similar length share a forward pass: less padding, and still the same order every time.
-    by_length = [sorted(part, key=lambda row: len(row["prompt_token_ids"]) + len(row["token_ids"])) for part in usable]
-    return UpdatePlan(by_length, counts)
 
 
-def micro_batches(rows: Sequence[Row], *, most_rows: int, most_tokens: int | None) -> list[Sequence[Row]]:
-    """The rows of an update, in parts for one forward pass each; arguments as for `batching.batches`."""
-    lengths = [len(row["prompt_token_ids"]) + len(row["token_ids"]) for row in rows]
-    return [rows[part.start : part.stop] for part in batches(lengths, most_rows=most_rows, most_tokens=most_tokens)]
+def scheduled(sources: Any, slots: Ints, updates: int) -> list[dict[str, int]]:
+    """Per update, source -> responses that it sees, the unusable ones included.
+
+    Args:
+        sources: of each row of the pool, an Arrow column.
+    """
+    return [dict(Counter(sources.filter(pa.array(slots == update)).to_pylist())) for update in range(updates)]
 
 
-def _numbered(names: Sequence[str]) -> Ints:
-    """Each name as a number, in the order in which they first occur."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return _ints(numbers[name] for name in names)
-
-
-def _ints(values: Iterable[int]) -> Ints:
-    return np.fromiter(values, dtype=np.int64)
-
-
-def _sources(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["source"] for row in rows))
+def _numbered(names: Any) -> Ints:
+    """Each name of an Arrow column as a number, in the order in which they first occur."""
+    return np.asarray(pc.index_in(names, value_set=pc.unique(names)), dtype=np.int64)
 
 
 def shuffle_seed(seed: int, step: int, agent: str) -> int:

@@ -100,7 +100,7 @@ def flush_names(folders: Iterable[Path], top: Path, known: set[Path]) -> None:
             known.add(at)
             at = at.parent
             todo.add(at)
-    for folder in sorted(todo, key=lambda one: -len(one.parts)):
+    for folder in sorted(todo, key=lambda path: -len(path.parts)):
         flush(folder)
 
 

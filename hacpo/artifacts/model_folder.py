@@ -182,7 +182,7 @@ def check_config(folder: Path, called: Path | None = None) -> None:
         return  # transformers says what is wrong with it
     while parts:
         part = parts.pop()
-        for key, value in part.items() if isinstance(part, dict) else ((None, one) for one in part):
+        for key, value in part.items() if isinstance(part, dict) else ((None, item) for item in part):
             if key is not None and "attn_implementation" in key:
                 for named in value.values() if isinstance(value, dict) else [value]:  # one for each part of a model
                     if not (named is None or (isinstance(named, str) and named.replace("_", "").isalnum())):

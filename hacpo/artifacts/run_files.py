@@ -77,9 +77,9 @@ class RunFiles:
                 yield None, ""
         else:
             levels = "step=*" if table.per == "step" else f"step=*/{table.per}=*"
-            for found in sorted(folder.glob(levels)):
-                step, *whose = (part.partition("=")[2] for part in found.relative_to(folder).parts)
+            for place in sorted(folder.glob(levels)):
+                step, *whose = (part.partition("=")[2] for part in place.relative_to(folder).parts)
                 number, name = int(step) if step.isdecimal() else 0, "".join(whose)
-                path = found / table.file
+                path = place / table.file
                 if path == self.path(table, number, name) and path.exists():
                     yield number, name

@@ -86,24 +86,24 @@ def _refusal(error: BaseException) -> Refusal | None:
             reason = os.strerror(number).lower() if number else str(error)
             return Refusal(number, reason, "a database of DVC")
     if isinstance(error, Exception) and not isinstance(error, HacpoError):
-        found = _OF_RUST.search(str(error))
-        if found is not None and int(found[1]) in _REMEDIES:
-            return Refusal(int(found[1]), os.strerror(int(found[1])).lower())
+        match = _OF_RUST.search(str(error))
+        if match is not None and int(match[1]) in _REMEDIES:
+            return Refusal(int(match[1]), os.strerror(int(match[1])).lower())
     return None
 
 
 def refused(path: Path, reason: str | BaseException) -> StorageError:
     """The error for a write that the disk refused: by its word for it, or by the error that it raised."""
-    found = None if isinstance(reason, str) else refusal(reason)
-    if found is None:
+    cause = None if isinstance(reason, str) else refusal(reason)
+    if cause is None:
         text = str(reason)
-        found = next((Refusal(number, text) for number in _REMEDIES if os.strerror(number).lower() == text), None)
-        found = found or Refusal(None, text)
+        cause = next((Refusal(number, text) for number in _REMEDIES if os.strerror(number).lower() == text), None)
+        cause = cause or Refusal(None, text)
     return StorageError(
-        f"cannot be written: {found.reason}",
+        f"cannot be written: {cause.reason}",
         where=path,
-        remedy=f"nothing was changed; {found.remedy}",
-        reason=found.reason,
+        remedy=f"nothing was changed; {cause.remedy}",
+        reason=cause.reason,
     )
 
 
@@ -112,12 +112,12 @@ def made_plain(error: Exception) -> HacpoError | None:
     foresaw it."""
     if isinstance(error, StorageError):
         return error
-    found = refusal(error)
+    cause = refusal(error)
     ours = error if isinstance(error, HacpoError) else None
-    if found is None or (ours is not None and found.number not in MACHINES):
+    if cause is None or (ours is not None and cause.number not in MACHINES):
         return ours
-    where = found.path or getattr(error, "where", None) or "a file"
-    return StorageError(f"the system refuses it: {found.reason}", where=where, remedy=found.remedy, reason=found.reason)
+    where = cause.path or getattr(error, "where", None) or "a file"
+    return StorageError(f"the system refuses it: {cause.reason}", where=where, remedy=cause.remedy, reason=cause.reason)
 
 
 @contextlib.contextmanager

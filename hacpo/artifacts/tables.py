@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
+
+Row = Mapping[str, Any]
+"""One row of a table, to be looked at and never changed."""
 
 _IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
 

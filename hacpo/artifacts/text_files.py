@@ -135,8 +135,8 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text)
     except Exception as error:  # beside its own errors, those of int() and datetime() over a stranger's numbers
         mark = getattr(error, "problem_mark", None)
-        said = getattr(error, "problem", None) or first_line(error)
-        raise YamlError(str(said), None if mark is None else mark.line + 1) from None
+        reason = getattr(error, "problem", None) or first_line(error)
+        raise YamlError(str(reason), None if mark is None else mark.line + 1) from None
 
 
 def _is_plain(text: str) -> bool:

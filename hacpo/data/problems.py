@@ -6,18 +6,15 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hacpo.artifacts.tables import PROBLEMS
+from hacpo.artifacts.tables import PROBLEMS, Row
 from hacpo.data import tasks
 from hacpo.errors import DataError, MissingInputError, first_line
 from hacpo.seeds import derive_seed
 from hacpo.settings.root import DataSet
-
-Row = dict[str, Any]
 
 TASKS: Mapping[str, Callable[[tasks.Split, int, int], list[tasks.Problem]]] = {"arithmetic": tasks.problems}
 """`DataSet.task` -> what makes its problems, of a split, a count and a seed."""
@@ -37,7 +34,8 @@ def load(name: str, source: DataSet, root: Path) -> list[Row]:
     if source.task is not None:
         assert source.split is not None
         assert source.problems is not None
-        rows = [asdict(problem) for problem in TASKS[source.task](source.split, source.problems, source.seed)]
+        made = TASKS[source.task](source.split, source.problems, source.seed)
+        rows: list[Row] = [asdict(problem) for problem in made]
     else:
         assert source.path is not None
         rows = _read(root / source.path)
@@ -87,7 +85,7 @@ def _read(path: Path) -> list[Row]:
     return rows
 
 
-def schedule(problems: Sequence[Mapping[str, Any]], *, steps: int, prompts: int, seed: int) -> list[Row]:
+def schedule(problems: Sequence[Row], *, steps: int, prompts: int, seed: int) -> list[Row]:
     """Which problems each step trains on: every epoch is a fresh shuffle, cut into steps without a gap.
 
     A step's problems do not depend on how many steps follow, so a run can be made longer without repeating what is
@@ -99,7 +97,7 @@ def schedule(problems: Sequence[Mapping[str, Any]], *, steps: int, prompts: int,
     if len(problems) < prompts:
         raise DataError("too few problems for one step", expected=f"at least {prompts}", found=len(problems))
     stream = _epochs(len(problems), seed)
-    rows = []
+    rows: list[Row] = []
     waiting: list[int] = []
     for step in range(1, steps + 1):
         chosen: list[int] = []

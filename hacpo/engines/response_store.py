@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from hacpo.algorithm.support import to_column, to_rows
+from hacpo.algorithm.rollouts import supports
+from hacpo.algorithm.support import to_column
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.durability import flush
 from hacpo.artifacts.storage import refused
@@ -124,9 +125,8 @@ def _saved(path: Path, count: int) -> list[SampledResponse] | None:
         return None
     if len(table) != count:
         return None
+    columns = [table[name].to_pylist() for name in ("token_ids", "sampler_logprobs", "finish_reason")]
     return [
-        SampledResponse(
-            row["token_ids"], np.array(row["sampler_logprobs"], dtype=np.float32), row["finish_reason"], row["support"]
-        )
-        for row in to_rows(table)
+        SampledResponse(token_ids, np.array(logprobs, dtype=np.float32), finish_reason, support)
+        for token_ids, logprobs, finish_reason, support in zip(*columns, supports(table), strict=True)
     ]

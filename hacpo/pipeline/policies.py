@@ -12,7 +12,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from hacpo.artifacts import storage
+from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import load_json
 from hacpo.artifacts.weights import policy_files, policy_hash
@@ -87,13 +87,11 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 def _sampled_policy(rollouts: Path) -> str | None:
     """The policy of the first of an agent's rollouts; None where there are none, or none that can be read."""
-    import pyarrow.parquet as pq
-    from pyarrow import ArrowException
+    from hacpo.artifacts import parquet
 
-    for shard in sorted(rollouts.glob("*.parquet"))[:1]:
-        with contextlib.suppress(OSError, ArrowException, KeyError, IndexError):
-            value = pq.ParquetFile(shard).read_row_group(0, columns=["policy"])["policy"][0].as_py()
-            return value if isinstance(value, str) else None
+    with contextlib.suppress(HacpoError, OSError):
+        for shard in parquet.whole_shards(rollouts, tables.ROLLOUTS, columns=["policy"]):
+            return str(shard.content["policy"][0].as_py()) if len(shard.content) else None
     return None
 
 

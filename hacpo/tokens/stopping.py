@@ -11,9 +11,8 @@ stays whole, so a response's text is always what its tokens decode to. There is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from hacpo.artifacts.model_folder import read_mapping
 from hacpo.errors import ModelError
@@ -66,9 +65,9 @@ def completed_at(token_ids: Sequence[int], stop: Sequence[str], decode: Callable
     return next((count for count, token_id in enumerate(token_ids, start=1) if grown.completed_by(token_id)), None)
 
 
-def ended_by_eos(row: Mapping[str, Any]) -> bool:
+def ended_by_eos(finish_reason: str, stop_string: str | None) -> bool:
     """Whether a rollout's last token is an EOS."""
-    return bool(row["finish_reason"] == "stop" and row["stop_string"] is None)
+    return finish_reason == "stop" and stop_string is None
 
 
 class StopStrings:

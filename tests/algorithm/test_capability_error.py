@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, Cli, make_finished
-from hacpo.algorithm.advantage_table import capability_rows, capability_summary
+from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows, capability_summary
 from hacpo.algorithm.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
 from hacpo.settings.algorithm import CapabilitySettings
 from hacpo.settings.recipes import RECIPES
@@ -29,18 +29,18 @@ def settings(**changes: Any) -> CapabilitySettings:
     return CapabilitySettings.model_validate({**RECIPES["hacpo"]["capability"], **changes})
 
 
-def rows_of(**changes: Any) -> dict[str, dict[str, Any]]:
-    return {row["agent"]: row for row in capability_rows({"ada": ADA, "bo": BO}, {}, settings(**changes))}
+def rows_of(**changes: Any) -> dict[str, CapabilityRow]:
+    return {row.agent: row for row in capability_rows({"ada": ADA, "bo": BO}, {}, settings(**changes))}
 
 
 def test_the_first_samples_alone_make_the_estimate() -> None:
     # ada: 3 of the first 6 responses, 8 of all 12; bo: 4 of the first 6, 4 of all 12.
     rows = rows_of(samples=2)
-    assert [rows[name]["accuracy"] for name in ("ada", "bo")] == [3 / 6, 4 / 6]
-    assert [rows[name]["accuracy_all"] for name in ("ada", "bo")] == [8 / 12, 4 / 12]
+    assert [rows[name].accuracy for name in ("ada", "bo")] == [3 / 6, 4 / 6]
+    assert [rows[name].accuracy_all for name in ("ada", "bo")] == [8 / 12, 4 / 12]
     everything = rows_of()
-    assert [everything[name]["accuracy"] for name in ("ada", "bo")] == [8 / 12, 4 / 12]
-    assert everything["ada"]["window"] == everything["ada"]["window_all"] == rows["ada"]["window_all"]
+    assert [everything[name].accuracy for name in ("ada", "bo")] == [8 / 12, 4 / 12]
+    assert everything["ada"].window == everything["ada"].window_all == rows["ada"].window_all
 
 
 def test_covariances_by_hand() -> None:
@@ -49,8 +49,8 @@ def test_covariances_by_hand() -> None:
     covariance = accuracy_covariance(np.stack([ADA[:, :2], BO[:, :2]]))
     assert covariance == [pytest.approx([1 / 12, 1 / 24]), pytest.approx([1 / 24, 1 / 36])]
     rows = rows_of(samples=2)
-    assert rows["ada"]["window_covariance"] == [covariance[0]]
-    assert rows["ada"]["standard_error"] == pytest.approx(math.sqrt(1 / 12))
+    assert rows["ada"].window_covariance == [covariance[0]]
+    assert rows["ada"].standard_error == pytest.approx(math.sqrt(1 / 12))
     # Two steps: (1/12 + 1/4) / 2^2 = 1/12, (1/24 + 0) / 4 = 1/96.
     assert smoothed_covariance([covariance[0], [1 / 4, 0.0]]) == pytest.approx([1 / 12, 1 / 96])
 
@@ -77,18 +77,19 @@ def test_the_interval_of_omega_by_hand() -> None:
 
 def test_the_order_of_agents_has_no_influence() -> None:
     rewards = {"ada": ADA, "bo": BO, "cy": 1 - ADA}
-    first, turned = {}, {}
+    first: dict[str, CapabilityRow] = {}
+    turned: dict[str, CapabilityRow] = {}
     for _ in range(2):  # a window of two steps
-        first = {row["agent"]: row for row in capability_rows(rewards, first, settings())}
-        turned = {row["agent"]: row for row in capability_rows(dict(reversed(rewards.items())), turned, settings())}
+        first = {row.agent: row for row in capability_rows(rewards, first, settings())}
+        turned = {row.agent: row for row in capability_rows(dict(reversed(rewards.items())), turned, settings())}
     assert list(turned) == ["cy", "bo", "ada"]
     assert turned == first
     straight, back = (capability_summary(list(rows.values()), settings(), share=True) for rows in (first, turned))
     assert straight == back
     # bo's covariance with ada is ada's with bo. Its own, of means 1/4 1/4 1/2 with P = 1/3 (away -1/12 -1/12 1/6):
     # (1/144 + 1/144 + 1/36) / 6 = 1/144.
-    assert first["bo"]["window_covariance"][0] == pytest.approx(
-        [first["ada"]["window_covariance"][0][1], 1 / 144, -first["ada"]["window_covariance"][0][1]]
+    assert first["bo"].window_covariance[0] == pytest.approx(
+        [first["ada"].window_covariance[0][1], 1 / 144, -first["ada"].window_covariance[0][1]]
     )
 
 
@@ -100,11 +101,11 @@ def test_the_interval_stays_in_omegas_bounds_and_one_problem_has_none() -> None:
     # Everything right and everything wrong: nothing varies, and omega is at its bound.
     assert ratio_interval([1e-8, 1.0], [[0.0, 0.0], [0.0, 0.0]], 0, 1, **bounds) == pytest.approx((0.1, 0.1), rel=1e-15)
     one = capability_rows({"ada": ADA[:1], "bo": BO[:1]}, {}, settings())
-    assert [row["standard_error"] for row in one] == [None, None]
+    assert [row.standard_error for row in one] == [None, None]
     assert not [key for key in capability_summary(one, settings(), share=True) if key.endswith(("_low", "_high"))]
     # It is not known as long as that step is in the window.
-    later = capability_rows({"ada": ADA, "bo": BO}, {row["agent"]: row for row in one}, settings())
-    assert [row["standard_error"] for row in later] == [None, None]
+    later = capability_rows({"ada": ADA, "bo": BO}, {row.agent: row for row in one}, settings())
+    assert [row.standard_error for row in later] == [None, None]
 
 
 # --- in a run --------------------------------------------------------------------------------------------------------

@@ -15,9 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hacpo.algorithm.loss import ResponseBatch, clipped_term, kl_to_initial, response_terms, row_weights, update_loss
+from hacpo.algorithm.loss import (
+    ResponseBatch,
+    ResponseTerms,
+    clipped_term,
+    kl_to_initial,
+    response_terms,
+    row_weights,
+    update_loss,
+)
 from hacpo.errors import DataError
-from hacpo.settings.algorithm import ClipSettings, ImportanceSettings, LossSettings
+from hacpo.settings.algorithm import AlgorithmSettings, ClipSettings, ImportanceSettings, LossSettings
 from hacpo.settings.recipes import RECIPES
 
 TIGHT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
@@ -34,6 +42,15 @@ def clip(**changes: Any) -> ClipSettings:
 def penalty(**changes: Any) -> LossSettings:
     """Loss settings: no KL penalty and no sampler correction unless asked for."""
     return LossSettings.model_validate({**RECIPES["hacpo"]["loss"], **changes})
+
+
+def loss_of(
+    batch: ResponseBatch, *, update_index: int, importance: ImportanceSettings, clip: ClipSettings, loss: LossSettings
+) -> tuple[Tensor, ResponseTerms]:
+    """`update_loss` under these three blocks of settings; it reads no other."""
+    whole = AlgorithmSettings.model_validate({**RECIPES["hacpo"], "recipe": "hacpo"})
+    blocks = {"importance": importance, "clip": clip, "loss": loss}
+    return update_loss(batch, update_index, whole.model_copy(update=blocks))
 
 
 def f64(*values: float) -> Tensor:
@@ -175,7 +192,7 @@ def test_clip_none_is_the_plain_weighted_ratio(ratio: float, advantage: float) -
 
 def test_above_one_an_unclipped_ratio_has_weight_one() -> None:
     batch = batch_of_ratios([3.0], [1.0], [False])
-    loss, terms = update_loss(
+    loss, terms = loss_of(
         batch, update_index=0, importance=importance(alpha=1.0), clip=clip(cross="none"), loss=penalty(kl_coef=0.0)
     )
     assert (terms.is_weight_b.item(), terms.objective_b.item()) == (1.0, pytest.approx(3.0, rel=1e-14))
@@ -238,7 +255,7 @@ def test_own_responses_equal_gspo_as_published() -> None:
     old = batch.old_logprobs_bt
     assert old is not None
     summed = torch.where(batch.mask_bt, old.double(), 0.0).sum(-1)
-    loss, terms = update_loss(
+    loss, terms = loss_of(
         replace(batch, source_logprob_b=summed), update_index=1, importance=importance(), clip=clip(), loss=penalty()
     )
     objectives = []
@@ -288,7 +305,7 @@ def test_own_responses_equal_trl_itself(level: str, kl_coef: float, correction: 
         initial_logprobs_bt=dense(initial),
     )
     own_clip = clip() if level == "sequence" else clip(own_low=0.2, own_high=0.28)
-    loss, _ = update_loss(
+    loss, _ = loss_of(
         own, update_index=0, importance=importance(level=level), clip=own_clip, loss=penalty(kl_coef=kl_coef)
     )
 
@@ -395,7 +412,7 @@ def test_without_partners_hacpo_is_gspo_exactly(update_index: int) -> None:
             is_self_b=torch.ones_like(whole.is_self_b),
             weight_b=row_weights(torch.zeros(12, dtype=torch.int64), torch.tensor([12]), "sum"),
         )
-        loss, _ = update_loss(
+        loss, _ = loss_of(
             own,
             update_index=update_index,
             importance=ImportanceSettings.model_validate(RECIPES[recipe]["importance"]),
@@ -423,7 +440,7 @@ def test_gradcheck_of_the_whole_loss(norm: str, alpha: float, kl_coef: float) ->
 
     def loss(learner_logprobs: Tensor) -> Tensor:
         moved = replace(batch, learner_logprobs_bt=learner_logprobs)
-        value, _ = update_loss(
+        value, _ = loss_of(
             moved,
             update_index=1,
             importance=importance(alpha=alpha, ratio_norm=norm),
@@ -446,7 +463,7 @@ def test_end_to_end_gradient_by_hand() -> None:
         weight_b=f64(0.25),
         old_logprobs_bt=None,
     )
-    loss, terms = update_loss(batch, update_index=0, importance=importance(alpha=2.0), clip=clip(), loss=penalty())
+    loss, terms = loss_of(batch, update_index=0, importance=importance(alpha=2.0), clip=clip(), loss=penalty())
     assert terms.ratio_b.item() == pytest.approx(0.9, rel=1e-14)
     assert terms.learner_logprob_b.item() == -1.5
     each = -0.25 * 0.9**2 * 2.0 * 0.9 / 2
@@ -477,9 +494,7 @@ def test_padding_does_not_matter() -> None:
     )
     for level in ("sequence", "token"):
         losses = [
-            update_loss(
-                one, update_index=0, importance=importance(level=level), clip=clip(), loss=penalty(kl_coef=0.1)
-            )[0]
+            loss_of(one, update_index=0, importance=importance(level=level), clip=clip(), loss=penalty(kl_coef=0.1))[0]
             for one in (batch, wider)
         ]
         torch.testing.assert_close(*losses, **TIGHT)
@@ -506,7 +521,7 @@ def test_sum_is_the_mean_over_own_plus_the_mean_over_each_other_agent() -> None:
     source = torch.tensor([0, 0, 1, 1, 2, 2])
     for aggregation, expected in (("sum", 2.0 + 2.0 + 5.0), ("mean", 18 / 6)):
         weighted = replace(batch, weight_b=row_weights(source, torch.tensor([2, 2, 2]), aggregation))
-        loss, _ = update_loss(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
+        loss, _ = loss_of(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
         assert loss.item() == pytest.approx(-expected, rel=1e-14)
     # One of agent 2's two responses is unusable: it stays in the denominator, 4 / 2 instead of (4 + 6) / 2.
     usable = torch.arange(5)
@@ -514,7 +529,7 @@ def test_sum_is_the_mean_over_own_plus_the_mean_over_each_other_agent() -> None:
         batch_of_ratios([1.0] * 5, [1.0, 3.0, 5.0, -1.0, 4.0], [True, True, False, False, False]),
         weight_b=row_weights(source[usable], torch.tensor([2, 2, 2]), "sum"),
     )
-    loss, _ = update_loss(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
+    loss, _ = loss_of(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
     assert loss.item() == pytest.approx(-(2.0 + 2.0 + 2.0), rel=1e-14)
 
 
@@ -535,11 +550,11 @@ def test_micro_batches_in_any_order_give_the_loss_and_gradient_of_one_batch(
         "clip": clip(own_low=0.02, own_high=0.02),
         "loss": penalty(kl_coef=0.2),
     }
-    whole, _ = update_loss(batch, **arguments)
+    whole, _ = loss_of(batch, **arguments)
     order = list(range(12))
     random.shuffle(order)
     parts = [
-        update_loss(rows(batch, torch.tensor(order[i : i + micro_batch_size])), **arguments)[0]
+        loss_of(rows(batch, torch.tensor(order[i : i + micro_batch_size])), **arguments)[0]
         for i in range(0, 12, micro_batch_size)
     ]
     together = torch.stack(parts).sum()
@@ -549,7 +564,7 @@ def test_micro_batches_in_any_order_give_the_loss_and_gradient_of_one_batch(
 
 def test_a_row_of_weight_zero_fills_a_batch_and_does_nothing() -> None:
     batch = batch_of_ratios([0.9, 0.9], [2.0, 100.0], [False, True])
-    loss, _ = update_loss(
+    loss, _ = loss_of(
         replace(batch, weight_b=f64(1.0, 0.0)), update_index=0, importance=importance(), clip=clip(), loss=penalty()
     )
     assert loss.item() == pytest.approx(-0.9 * 0.9 * 2.0, rel=1e-14)
@@ -568,19 +583,19 @@ def test_the_samplers_weight_scales_the_term_and_not_the_penalty() -> None:
     )
     settings = penalty(kl_coef=0.01)
     wide = clip(own_low=0.2, own_high=0.28)
-    loss, terms = update_loss(batch, update_index=0, importance=importance(), clip=wide, loss=settings)
+    loss, terms = loss_of(batch, update_index=0, importance=importance(), clip=wide, loss=settings)
     # Objectives as ever: 1.1 * 2 = 2.2 and 0.9 * 0.9 * 4 = 3.24. Loss: -(0.5 * 0.5 * 2.2 + 3.24), plus the penalty with
     # the rows' own weights: 0.01 * (0.5 + 1) * (e - 2).
     torch.testing.assert_close(terms.objective_b, f64(2.2, 3.24), **TIGHT)
     assert loss.item() == pytest.approx(-(0.55 + 3.24) + 0.015 * (math.exp(1) - 2), rel=1e-13)
-    plain, _ = update_loss(
+    plain, _ = loss_of(
         replace(batch, sampler_weight_b=f64(1.0, 1.0)),
         update_index=0,
         importance=importance(),
         clip=wide,
         loss=penalty(),
     )
-    halved, _ = update_loss(batch, update_index=0, importance=importance(), clip=wide, loss=penalty())
+    halved, _ = loss_of(batch, update_index=0, importance=importance(), clip=wide, loss=penalty())
     whole, half = gradient(plain, batch), gradient(halved, batch)
     torch.testing.assert_close(half, whole * f64(0.5, 1.0)[:, None], **TIGHT)
 
@@ -600,7 +615,7 @@ def test_kl_by_hand() -> None:
     # d = -0.5 and 1: (e^-0.5 + 0.5 - 1 + e - 1 - 1) / 2
     k3 = (math.exp(-0.5) + 0.5 - 1 + math.exp(1) - 1 - 1) / 2
     assert kl_to_initial(batch).item() == pytest.approx(k3, rel=1e-14)
-    loss, _ = update_loss(batch, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1))
+    loss, _ = loss_of(batch, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1))
     assert loss.item() == pytest.approx(0.1 * 0.5 * k3, rel=1e-14)
     # d k3 / d log pi = 1 - e^d, half of it for each of two tokens
     expected = f64((1 - math.exp(-0.5)) / 2, (1 - math.exp(1)) / 2).reshape(1, 2) * 0.05
@@ -617,7 +632,7 @@ def test_the_penalty_on_own_responses_only() -> None:
     k3 = math.exp(1) - 2
     for responses, rows_of_three in (("all", 3), ("own", 2)):
         settings = penalty(kl_coef=0.1, kl_responses=responses)
-        loss, _ = update_loss(batch, update_index=0, importance=importance(), clip=clip(), loss=settings)
+        loss, _ = loss_of(batch, update_index=0, importance=importance(), clip=clip(), loss=settings)
         assert loss.item() == pytest.approx(0.1 * k3 * rows_of_three / 3, rel=1e-14)
         # d k3 / d log pi = 1 - e^d
         slope = 0.1 * (1 - math.exp(1)) / 3
@@ -625,7 +640,7 @@ def test_the_penalty_on_own_responses_only() -> None:
         torch.testing.assert_close(gradient(loss, batch), expected, **TIGHT)
     # A batch of cross responses alone needs nothing of the initial policy then.
     cross = replace(batch_of_ratios([0.9], [1.0], [False]), initial_logprobs_bt=None)
-    loss, _ = update_loss(
+    loss, _ = loss_of(
         cross, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1, kl_responses="own")
     )
     assert loss.item() == pytest.approx(-0.81, rel=1e-14)
@@ -672,7 +687,7 @@ def test_loss_and_gradient_are_always_finite(
         initial_logprobs_bt=torch.zeros(4, 1),
         text_bytes_b=torch.zeros(4, dtype=torch.int64),
     )
-    loss, terms = update_loss(
+    loss, terms = loss_of(
         batch,
         update_index=0,
         importance=importance(level=level, alpha=alpha, ratio_norm="bytes"),
@@ -707,7 +722,7 @@ def test_settings_that_need_log_probabilities_say_so() -> None:
     with pytest.raises(DataError, match="old_logprobs_bt"):
         response_terms(batch, update_index=0, importance=importance(level="token"), clip=clip())
     with pytest.raises(DataError, match="initial_logprobs_bt"):
-        update_loss(batch, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1))
+        loss_of(batch, update_index=0, importance=importance(), clip=clip(), loss=penalty(kl_coef=0.1))
 
 
 def test_clipped_term_broadcasts() -> None:

@@ -67,13 +67,7 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
         initial_logprobs_bt=log_ratios - 1.0 + torch.tensor([-1.0, 1.0], dtype=torch.float64),
     )
     torch.testing.assert_close(kl_to_initial(batch), torch.full((rows,), K3, dtype=torch.float64), rtol=1e-14, atol=0)
-    loss, terms = update_loss(
-        batch,
-        update_index=UPDATE_INDEX,
-        importance=settings.importance,
-        clip=settings.clip,
-        loss=settings.loss,
-    )
+    loss, terms = update_loss(batch, UPDATE_INDEX, settings)
     (gradient,) = torch.autograd.grad(loss, batch.learner_logprobs_bt)
     return advantages, terms, loss, gradient
 
@@ -237,6 +231,6 @@ def test_three_agents_by_hand() -> None:
         weight_b=row_weights(source, torch.tensor([2, 2, 2]), "sum"),
         sampler_weight_b=torch.ones(6, dtype=torch.float64),
     )
-    loss, _ = update_loss(batch, update_index=0, importance=settings.importance, clip=settings.clip, loss=settings.loss)
+    loss, _ = update_loss(batch, 0, settings)
     expected_objective = ((0.3 - 0.9997 * 2 / 3) + 0.81 * (1 / 3 - 1 / 6)) / 2 / scale
     assert loss.item() == pytest.approx(-expected_objective, rel=1e-13)

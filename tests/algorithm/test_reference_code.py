@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from conftest import Cli, train
-from hacpo.algorithm.advantage_table import capability_rows
+from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows
 from hacpo.algorithm.capability import ratio_matrix
 from hacpo.algorithm.group_advantage import StepAdvantages, step_advantages
 from hacpo.algorithm.loss import ResponseBatch, kl_to_initial, row_weights, update_loss
@@ -84,9 +84,9 @@ SOURCE = [
 def pool_of(source: list[dict[str, Any]], *, score_eos: bool, max_tokens: int | None = None) -> list[dict[str, Any]]:
     own = [response(sample, "cc", [99, 99, 9]) for sample in range(len(source) - 1)]
     own.append(response(len(source) - 1, "", [9]))
-    return build_pool(
+    table = build_pool(
         [{"problem_id": "p", "problem": "?"}],
-        {"learner": own, "source": source},
+        {"learner": pa.Table.from_pylist(own), "source": pa.Table.from_pylist(source)},
         learner="learner",
         group_size=len(source),
         routes={"source": TextRoute(Letters(1), Letters(9))},
@@ -94,6 +94,8 @@ def pool_of(source: list[dict[str, Any]], *, score_eos: bool, max_tokens: int | 
         limits=Limits(NO_LIMIT if max_tokens is None else max_tokens),
         score_eos=score_eos,
     )
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
 
 
 def told(rows: list[dict[str, Any]], is_self: bool) -> list[tuple[Any, ...]]:
@@ -210,9 +212,7 @@ def test_one_prompt_from_rewards_to_the_gradient(recipe: str) -> None:
         sampler_weight_b=torch.ones(4, dtype=torch.float64),
         initial_logprobs_bt=torch.nn.functional.pad(logs[:2] + d, (0, 2, 0, 2)),
     )
-    loss, terms = update_loss(
-        batch, update_index=2, importance=settings.importance, clip=settings.clip, loss=settings.loss
-    )
+    loss, terms = update_loss(batch, 2, settings)
     assert terms.ratio_b.tolist() == pytest.approx([1.1, 0.9, 0.9, 0.8], rel=1e-14)
     penalty = 0.001 * (math.e - 2 + 10 + math.exp(-1)) / 2 / 4
     assert loss.item() == pytest.approx(-0.7664234671530656 + penalty, rel=1e-14)
@@ -244,10 +244,11 @@ def test_capability_over_its_window() -> None:
     # Rewards 1 .5 0 0: `verl-v1` counts the positive ones, 2 / 4; `main` averages the rewards, 1.5 / 4.
     for recipe, now in (("reference_code", 0.5), ("reference_code_main", 0.375)):
         settings = algorithm(recipe).capability
-        before = {"window": [0.9, 0.1, 0.1, 0.2, 0.3]}
+        window = [0.9, 0.1, 0.1, 0.2, 0.3]
+        before = CapabilityRow("ada", 0.3, window, 0.32, 0.3, window, [], None, None)
         [row] = capability_rows({"ada": [[1.0, 0.5], [0.0, 0.0]]}, {"ada": before}, settings)
-        assert row["window"] == [0.1, 0.1, 0.2, 0.3, now]
-        assert row["capability"] == pytest.approx((0.7 + now) / 5, rel=1e-14)
+        assert row.window == [0.1, 0.1, 0.2, 0.3, now]
+        assert row.capability == pytest.approx((0.7 + now) / 5, rel=1e-14)
     # Their omega is held in [.1, 10] too.
     assert ratio_matrix([1e-8, 0.5], settings).tolist() == [[1.0, 0.1], [10.0, 1.0]]
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Cli, train
-from hacpo.algorithm.rollouts import training_rows
 from hacpo.algorithm.sampler_correction import (
     effective_sample_size,
     sampler_metrics,
     sequence_log_weight,
     truncated_weight,
 )
-from hacpo.algorithm.support import Support
+from hacpo.algorithm.training_pool import training_pool
 from hacpo.errors import ArtifactError, DataError
 
 # --- numbers by hand -------------------------------------------------------------------------------------------------
@@ -91,15 +92,24 @@ def test_metrics_by_hand() -> None:
 # --- rows to train on ------------------------------------------------------------------------------------------------
 
 
-def pooled(token_ids: list[int]) -> list[dict[str, Any]]:
-    return [
-        {"rollout_id": "a", "is_self": True, "token_ids": token_ids},
-        {"rollout_id": "b", "is_self": False, "token_ids": [7]},
+REST = {"source": "ada", "prompt_token_ids": [3], "source_logprob": -1.0, "source_tokens": 1, "text_bytes": 1}
+KEPT = pa.list_(pa.list_(pa.int32()))
+
+
+def pooled(token_ids: list[int], support: list[list[int]] | None = None, cross: tuple[int, ...] = (7,)) -> pa.Table:
+    rows = [
+        {"rollout_id": "a", "is_self": True, "token_ids": token_ids, **REST},
+        {"rollout_id": "b", "is_self": False, "token_ids": list(cross), **REST},
     ]
+    return pa.Table.from_pylist(rows).append_column("support", pa.array([None, support], KEPT))
 
 
-WORTH = [{"rollout_id": "a", "effective_advantage": 1.0}, {"rollout_id": "b", "effective_advantage": 2.0}]
-OWN = [{"rollout_id": "a", "logprobs": [-1.0, -2.0, -3.0], "sampler_logprobs": [-1.25, -2.0, -9.0]}]
+def own_table(support: list[list[int]] | None = None) -> pa.Table:
+    row = {"rollout_id": "a", "logprobs": [-1.0, -2.0, -3.0], "sampler_logprobs": [-1.25, -2.0, -9.0]}
+    return pa.Table.from_pylist([row]).append_column("support", pa.array([support], KEPT))
+
+
+WORTH = pa.table({"rollout_id": ["b", "a"], "effective_advantage": [2.0, 1.0]})
 
 
 @pytest.mark.parametrize(
@@ -112,34 +122,50 @@ OWN = [{"rollout_id": "a", "logprobs": [-1.0, -2.0, -3.0], "sampler_logprobs": [
     ],
 )
 def test_rows_carry_the_weight_of_their_scored_tokens(token_ids: list[int], cap: float | None, weight: float) -> None:
-    own, cross = training_rows(pooled(token_ids), WORTH, OWN, sampler_cap=cap, where="here")
-    assert own["sampler_weight"] == weight
-    assert own["old_logprobs"] == [-1.0, -2.0, -3.0][: len(token_ids)]
-    assert (cross["sampler_weight"], cross["old_logprobs"]) == (1.0, None)
+    own, cross = training_pool(pooled(token_ids), WORTH, own_table(), sampler_cap=cap, where="here").rows([0, 1])
+    assert (own.sampler_weight, own.effective_advantage) == (weight, 1.0)
+    assert own.old_logprobs == [-1.0, -2.0, -3.0][: len(token_ids)]
+    assert (cross.sampler_weight, cross.old_logprobs, cross.effective_advantage) == (1.0, None, 2.0)
 
 
 @pytest.mark.parametrize("token_ids", [[4], [4, 5, 1, 1]])
 def test_rows_of_other_tokens_are_refused(token_ids: list[int]) -> None:
-    with pytest.raises(ArtifactError, match="do not hold the same tokens"):
-        training_rows(pooled(token_ids), WORTH, OWN, sampler_cap=None, where="here")
+    said = rf"do not hold the same tokens \(expected 3 tokens of 'a', or one less, found {len(token_ids)}\)"
+    with pytest.raises(ArtifactError, match=said):
+        training_pool(pooled(token_ids), WORTH, own_table(), sampler_cap=None, where="here")
+
+
+@pytest.mark.parametrize(("table", "odd"), [("pool", "b"), ("advantages", "a"), ("own", "a")])
+def test_rows_that_are_in_one_table_only_are_refused(table: str, odd: str) -> None:
+    tables = {"pool": pooled([4, 5]), "advantages": WORTH, "own": own_table()}
+    tables[table] = tables[table].filter(pc.not_equal(tables[table]["rollout_id"], odd))
+    with pytest.raises(ArtifactError, match=f"do not belong together .found '{odd}' in only one of them"):
+        training_pool(**tables, sampler_cap=None, where="here")
 
 
 def test_rows_carry_what_was_kept_at_their_scored_tokens() -> None:
     """A response that is not learned from has no tokens; its source kept some all the same."""
-    pool = pooled([4, 5])
-    pool[1] |= {"token_ids": [], "support": Support.of([[7]])}
-    fits = {**OWN[0], "support": Support.of([[4, 6], [5], [1]])}
-    own, _ = training_rows(pool, WORTH, [fits], sampler_cap=None, where="here")
-    assert own["support"].lists() == [[4, 6], [5]]
+    pool = pooled([4, 5], [[7]], cross=())
+    fits = own_table([[4, 6], [5], [1]])
+    own, _ = training_pool(pool, WORTH, fits, sampler_cap=None, where="here").rows([0, 1])
+    assert own.support is not None
+    assert own.support.lists() == [[4, 6], [5]]
 
 
 @pytest.mark.parametrize(("own", "cross"), [([[4]], [[7]]), ([[4, 6], [5]], [[7], [8]])])
 def test_sets_of_kept_ids_that_do_not_fit_the_tokens_are_refused(own: list[list[int]], cross: list[list[int]]) -> None:
     """In a batch they would be taken for its next response's."""
-    pool = pooled([4, 5])
-    pool[1]["support"] = Support.of(cross)
     with pytest.raises(ArtifactError, match="support does not fit the tokens"):
-        training_rows(pool, WORTH, [{**OWN[0], "support": Support.of(own)}], sampler_cap=None, where="here")
+        training_pool(pooled([4, 5], cross), WORTH, own_table(own), sampler_cap=None, where="here")
+
+
+def test_another_policy_to_divide_by_changes_nothing_in_place() -> None:
+    pool = training_pool(pooled([4, 5]), WORTH, own_table(), sampler_cap=None, where="here")
+    pool = replace(pool, table=pool.table.append_column("learner_tokens", pa.array([2, 1], pa.int32())))
+    own, cross = pool.divided_by({1: -4.5}).rows([0, 1])
+    assert (cross.source_logprob, cross.source_tokens) == (-4.5, 1)
+    assert (own.source_logprob, own.source_tokens) == (-1.0, 1)
+    assert pool.rows([1])[0].source_logprob == -1.0
 
 
 # --- through the command line ----------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
+from hacpo.algorithm.training_pool import TrainingPool
 from hacpo.algorithm.updates import UpdatePlan, plan_updates
 from hacpo.engines.models.checkpoint import load_model, policy_hash, save_model
 from hacpo.engines.training.policy import Policy
@@ -49,38 +51,55 @@ def rows_of(
     ]
 
 
+def pool_of(rows: list[dict[str, Any]]) -> TrainingPool:
+    return TrainingPool(pa.Table.from_pylist(rows), [None] * len(rows))
+
+
+def planned(rows: list[dict[str, Any]], **options: Any) -> tuple[list[list[dict[str, Any]]], list[dict[str, int]]]:
+    """The rows and counts of each update."""
+    plan = plan_updates(pa.Table.from_pylist(rows), **options)
+    return [[rows[number] for number in part] for part in plan.rows], plan.counts
+
+
+def train(
+    trainer: Trainer, rows: list[dict[str, Any]], **options: Any
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The trace's rows and the metrics of a step."""
+    pool = pool_of(rows)
+    trace, metrics = trainer.train(plan_updates(pool.table, **options), pool)
+    return trace.to_pylist(), metrics
+
+
 def test_mixed_updates_take_whole_prompts_each_once() -> None:
     rows = rows_of()
-    plan = plan_updates(rows, updates=3, order="mixed", seed=1)
-    assert sorted(row["rollout_id"] for part in plan.rows for row in part) == sorted(row["rollout_id"] for row in rows)
-    for part, counts in zip(plan.rows, plan.counts, strict=True):
+    parts, each = planned(rows, updates=3, order="mixed", seed=1)
+    assert sorted(row["rollout_id"] for part in parts for row in part) == sorted(row["rollout_id"] for row in rows)
+    for part, counts in zip(parts, each, strict=True):
         assert len({row["problem_id"] for row in part}) == 2
         assert counts == {"ada": 4, "bo": 4}
-    again = plan_updates(rows, updates=3, order="mixed", seed=1)
-    assert [[r["rollout_id"] for r in part] for part in again.rows] == [[r["rollout_id"] for r in p] for p in plan.rows]
-    other = plan_updates(rows, updates=3, order="mixed", seed=2)
-    assert [[r["rollout_id"] for r in part] for part in other.rows] != [[r["rollout_id"] for r in p] for p in plan.rows]
+    assert planned(rows, updates=3, order="mixed", seed=1)[0] == parts
+    assert planned(rows, updates=3, order="mixed", seed=2)[0] != parts
 
 
 def test_self_first_takes_own_responses_in_the_earlier_updates() -> None:
-    plan = plan_updates(rows_of(), updates=4, order="self_first", seed=1)
-    assert [{row["source"] for row in part} for part in plan.rows] == [{"ada"}, {"ada"}, {"bo"}, {"bo"}]
-    assert sum(len(part) for part in plan.rows) == 24
+    parts, _ = planned(rows_of(), updates=4, order="self_first", seed=1)
+    assert [{row["source"] for row in part} for part in parts] == [{"ada"}, {"ada"}, {"bo"}, {"bo"}]
+    assert sum(len(part) for part in parts) == 24
 
 
 def test_without_a_seed_prompts_keep_their_order() -> None:
-    for order, updates, parts in (("mixed", 3, ["01", "23", "45"]), ("self_first", 4, ["012", "345", "012", "345"])):
-        plan = plan_updates(rows_of(), updates=updates, order=order, seed=None)
-        assert ["".join(sorted({row["problem_id"] for row in part})) for part in plan.rows] == parts
+    for order, updates, wanted in (("mixed", 3, ["01", "23", "45"]), ("self_first", 4, ["012", "345", "012", "345"])):
+        parts, _ = planned(rows_of(), updates=updates, order=order, seed=None)
+        assert ["".join(sorted({row["problem_id"] for row in part})) for part in parts] == wanted
 
 
 def test_unusable_responses_are_left_out_but_counted() -> None:
     rows = rows_of()
     for row in rows:
         row["status"] = "too_long" if row["source"] == "bo" and row["rollout_id"].endswith("1") else "kept"
-    plan = plan_updates(rows, updates=1, order="mixed", seed=1)
-    assert len(plan.rows[0]) == 18
-    assert plan.counts == [{"ada": 12, "bo": 12}]
+    parts, counts = planned(rows, updates=1, order="mixed", seed=1)
+    assert len(parts[0]) == 18
+    assert counts == [{"ada": 12, "bo": 12}]
 
 
 def trainer_of(folder: Path, micro_batch_size: int = 64, recipe: str = "hacpo", **loss: Any) -> Trainer:
@@ -101,20 +120,21 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 def test_saving_and_resuming_between_steps_changes_no_bit(models: Path, tmp_path: Path) -> None:
-    plans = [plan_updates(rows_of(), updates=2, order="mixed", seed=seed) for seed in (1, 2)]
+    pool = pool_of(rows_of())
+    plans = [plan_updates(pool.table, updates=2, order="mixed", seed=seed) for seed in (1, 2)]
     through = trainer_of(models / "ada")
     for plan in plans:
-        through.train(plan)
+        through.train(plan, pool)
 
     first = trainer_of(models / "ada")
-    first.train(plans[0])
+    first.train(plans[0], pool)
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     save_model(first.model, folder, like=models / "ada")
     first.save(folder / "trainer")
     second = trainer_of(folder)
     second.load(folder / "trainer")
-    trace, _ = second.train(plans[1])
+    trace, _ = second.train(plans[1], pool)
     assert len(trace) == 24
     for name, tensor in weights(through).items():
         assert torch.equal(tensor, weights(second)[name]), name
@@ -125,7 +145,7 @@ def test_saving_and_resuming_between_steps_changes_no_bit(models: Path, tmp_path
 
 def test_damaged_optimizer_state_is_refused(models: Path, tmp_path: Path) -> None:
     trainer = trainer_of(models / "ada")
-    trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+    train(trainer, rows_of(), updates=1, order="mixed", seed=1)
     trainer.save(tmp_path / "trainer")
     file = tmp_path / "trainer" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -138,7 +158,7 @@ def test_micro_batches_do_not_change_the_gradient(models: Path) -> None:
     results = []
     for size in (64, 5):
         trainer = trainer_of(models / "ada", micro_batch_size=size)
-        trace, metrics = trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+        trace, metrics = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
         results.append((trace, metrics))
     for one, other in zip(*(result[0] for result in results), strict=True):
         assert one["rollout_id"] == other["rollout_id"]
@@ -149,7 +169,7 @@ def test_micro_batches_do_not_change_the_gradient(models: Path) -> None:
 def test_no_signal_leaves_the_weights_alone(models: Path) -> None:
     trainer = trainer_of(models / "ada")
     before = weights(trainer)
-    _, metrics = trainer.train(plan_updates(rows_of(effective_advantage=0.0), updates=2, order="mixed", seed=1))
+    _, metrics = train(trainer, rows_of(effective_advantage=0.0), updates=2, order="mixed", seed=1)
     assert metrics["grad_norm"] == 0.0
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 
@@ -157,8 +177,8 @@ def test_no_signal_leaves_the_weights_alone(models: Path) -> None:
 def test_an_update_without_usable_responses_counts_and_changes_nothing(models: Path) -> None:
     trainer = trainer_of(models / "ada")
     before = weights(trainer)
-    trace, _ = trainer.train(UpdatePlan([[], []], [{"ada": 2}, {"ada": 2}]))
-    assert trace == []
+    trace, _ = trainer.train(UpdatePlan([[], []], [{"ada": 2}, {"ada": 2}]), pool_of(rows_of()))
+    assert len(trace) == 0
     assert trainer.optimizer.updates_done == 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 
@@ -167,7 +187,7 @@ def test_an_update_without_usable_responses_counts_and_changes_nothing(models: P
 def test_every_recipe_trains_with_finite_numbers(models: Path, recipe: str) -> None:
     sources = ("ada", "bo") if RECIPES[recipe]["rollouts"]["share"] else ("ada",)
     trainer = trainer_of(models / "ada", recipe=recipe, kl_coef=0.01)
-    trace, metrics = trainer.train(plan_updates(rows_of(sources=sources), updates=2, order="mixed", seed=1))
+    trace, metrics = train(trainer, rows_of(sources=sources), updates=2, order="mixed", seed=1)
     assert all(torch.isfinite(torch.tensor([v for v in row.values() if isinstance(v, float)])).all() for row in trace)
     assert metrics["grad_norm"] > 0
 
@@ -186,7 +206,7 @@ def test_a_penalty_on_own_responses_never_asks_the_initial_policy_about_others(m
             trainer = trainer_of(models / "ada", size, kl_coef=kl_coef, kl_responses=responses)
             trainer.initial = Policy(far)
             asked.clear()
-            _, metrics = trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+            _, metrics = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
             losses[responses, kl_coef, size] = metrics["loss"]
             assert sum(asked) == {("own", 0.0): 0, ("own", 0.1): 12, ("all", 0.1): 24}[responses, kl_coef]
     for responses, kl_coef in (("own", 0.1), ("all", 0.1)):
@@ -196,7 +216,7 @@ def test_a_penalty_on_own_responses_never_asks_the_initial_policy_about_others(m
     trainer = trainer_of(models / "ada", kl_coef=0.1, kl_responses="own")
     trainer.initial_model = None
     cross = [row for row in rows_of() if not row["is_self"]]
-    _, metrics = trainer.train(plan_updates(cross, updates=1, order="mixed", seed=1))
+    _, metrics = train(trainer, cross, updates=1, order="mixed", seed=1)
     assert metrics["cross.rows"] == 12
 
 
@@ -204,7 +224,7 @@ def test_a_sampler_weight_of_zero_is_no_signal_and_is_traced(models: Path) -> No
     def trained(**own: Any) -> tuple[Trainer, list[dict[str, Any]]]:
         trainer = trainer_of(models / "ada")
         rows = [{**row, **(own if row["is_self"] else {})} for row in rows_of()]
-        trace, _ = trainer.train(plan_updates(rows, updates=2, order="mixed", seed=1))
+        trace, _ = train(trainer, rows, updates=2, order="mixed", seed=1)
         return trainer, trace
 
     weightless, trace = trained(sampler_weight=0.0)
@@ -225,7 +245,7 @@ def test_the_name_of_a_partner_is_only_a_label(models: Path) -> None:
     for partner in ("bo", "zed"):
         trainer = trainer_of(models / "ada")
         rows = rows_of(sources=("ada", partner))
-        trace, metrics = trainer.train(plan_updates(rows, updates=2, order="mixed", seed=1))
+        trace, metrics = train(trainer, rows, updates=2, order="mixed", seed=1)
         numbers = [
             {name: value for name, value in row.items() if name not in ("rollout_id", "source")} for row in trace
         ]
@@ -239,7 +259,7 @@ def test_naive_by_own_policy_divides_by_the_learners_old_logprobs(models: Path) 
     preset["importance"] = {**preset["importance"], "reference": "self"}
     trainer = trainer_of(models / "ada")
     trainer.algorithm = AlgorithmSettings.model_validate(preset)
-    trace, _ = trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+    trace, _ = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
     for row in trace:
         if not row["is_self"]:
             assert row["ratio"] == pytest.approx(1.0, abs=1e-6)
@@ -251,4 +271,4 @@ def test_a_gradient_that_is_not_finite_stops_the_step(models: Path) -> None:
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("nan"))
     with pytest.raises(ArtifactError, match="the gradient is not finite"):
-        trainer.train(plan_updates(rows_of(), updates=1, order="mixed", seed=1))
+        train(trainer, rows_of(), updates=1, order="mixed", seed=1)

@@ -48,8 +48,7 @@ def test_the_stop_string_that_is_complete_first_wins() -> None:
 def test_what_a_rollout_says_of_its_end(finish_reason: str, last: int, expected: str | None) -> None:
     said = stop_string("8.", [3, last], finish_reason, stop=["."], eos_token_ids=[9])
     assert said == expected
-    row = {"finish_reason": finish_reason, "stop_string": said}
-    assert ended_by_eos(row) == (finish_reason == "stop" and last == 9)
+    assert ended_by_eos(finish_reason, said) == (finish_reason == "stop" and last == 9)
 
 
 def test_a_stop_string_may_begin_in_one_token_and_end_inside_another() -> None:

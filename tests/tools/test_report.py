@@ -768,7 +768,7 @@ def test_a_punished_answer_is_one_that_no_other_beats() -> None:
 def test_the_byte_budget_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = Run(tmp_path, params(["ada", "bo"]), text="é" * 5000).complete()
-    schedule = parquet.read_table(run.layout.schedule, tables.SCHEDULE).to_pylist()
+    schedule = parquet.read_table(run.layout.schedule, tables.SCHEDULE)
 
     def embedded(**changes: Any) -> browser.Embedded:
         settings = run.settings.report.model_copy(update=changes)

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 
-from hacpo.algorithm.loss import ResponseBatch, carries_kl, row_weights, update_loss
-from hacpo.algorithm.updates import Row, UpdatePlan, micro_batches
+from hacpo.algorithm.batching import batches
+from hacpo.algorithm.loss import ResponseBatch, ResponseTerms, carries_kl, update_loss
+from hacpo.algorithm.training_pool import TrainingPool, TrainingRow
+from hacpo.algorithm.updates import UpdatePlan
+from hacpo.artifacts import parquet, tables
 from hacpo.engines.models.empty import empty_copy, fill
 from hacpo.engines.training.logprobs import collate
 from hacpo.engines.training.optimizer import Optimizer
@@ -70,27 +75,30 @@ class Trainer:
         return self.world.size > 1 or self.dtype != torch.float32
 
     def train(
-        self, plan: UpdatePlan, on_progress: Callable[..., None] | None = None
-    ) -> tuple[list[Row], dict[str, float]]:
+        self, plan: UpdatePlan, pool: TrainingPool, on_progress: Callable[..., None] | None = None
+    ) -> tuple[pa.Table, dict[str, float]]:
         """Run every update of a step.
 
+        Args:
+            plan: which rows of the pool each update sees.
+
         Returns:
-            The rows of the trace table, and flat metrics; on every process.
+            The trace table, in the pool's order, and flat metrics; on every process.
         """
         if self.settings.gradient_checkpointing:
             recompute_activations(self.model)
         if self.algorithm.importance.reference == "self":
-            self._score_old_policy([row for part in plan.rows for row in part])
+            pool = self._by_old_policy(pool, [row for part in plan.rows for row in part])
         done: list[_MicroBatch] = []
         norms: list[float] = []
         for index, (rows, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):
-            for number, batch in self._share(rows):
+            for number, batch in self._share(pool, rows):
                 if batch is None:
                     self._pass_along()
                     continue
-                value, terms = self._micro_loss(batch, counts, index)
-                value.backward()
-                done.append(_MicroBatch(index, number, float(value.detach()), _traced(batch, terms, index)))
+                value, terms = self._micro_loss(pool.rows(batch), counts, index)
+                value.backward()  # type: ignore[no-untyped-call]
+                done.append(_MicroBatch(index, number, float(value.detach()), batch, _traced(terms)))
             norms.append(self.optimizer.step())
             self.optimizer.zero_grad()  # the last gradients too: the model may stay in memory
             if on_progress:
@@ -101,22 +109,26 @@ class Trainer:
             (micro for part in self.world.gather(done) for micro in part),
             key=lambda micro: (micro.update, micro.number),
         )
-        trace = [row for micro in everyone for row in micro.rows]
-        return trace, {
+        trace = _trace(pool, everyone)
+        metrics = {
             "loss": sum(micro.loss for micro in everyone) / len(plan.rows),
             "grad_norm": sum(norms) / len(norms),
             "micro_batches": len(everyone),
             **summarise(trace),
         }
+        order = np.lexsort((np.asarray(trace["update"]), np.array([row for micro in everyone for row in micro.rows])))
+        return trace.take(pa.array(order)).combine_chunks(), metrics
 
-    def _share(self, rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row] | None]]:
+    def _share(self, pool: TrainingPool, rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int] | None]]:
         """This process's micro-batches with their numbers; None where the others have one more."""
-        batches = micro_batches(
-            rows, most_rows=self.settings.micro_batch_size, most_tokens=self.settings.micro_batch_tokens
-        )
-        rounds = -(-len(batches) // self.world.size)
+        most_rows, most_tokens = self.settings.micro_batch_size, self.settings.micro_batch_tokens
+        lengths = pool.lengths[rows].tolist()
+        parts = [
+            rows[part.start : part.stop] for part in batches(lengths, most_rows=most_rows, most_tokens=most_tokens)
+        ]
+        rounds = -(-len(parts) // self.world.size)
         for number in range(self.world.rank, rounds * self.world.size, self.world.size):
-            yield number, batches[number] if number < len(batches) else None
+            yield number, parts[number] if number < len(parts) else None
 
     def _pass_along(self) -> None:
         """A pass that adds nothing: sharded weights and gradients are exchanged by all processes or by none."""
@@ -130,74 +142,47 @@ class Trainer:
         assert self.device is not None
         return self.device
 
-    def _logprobs(self, policy: Policy, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _logprobs(self, policy: Policy, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, torch.Tensor]:
         batch = collate(
-            [(row["prompt_token_ids"], row["token_ids"]) for row in rows],
+            [(row.prompt_token_ids, row.token_ids) for row in rows],
             self.pad_token_id,
             self._device,
-            [row.get("support") for row in rows],
+            [row.support for row in rows],
         )
         return policy(batch, self.temperature), batch.mask
 
     @torch.no_grad()
-    def _score_old_policy(self, rows: Sequence[Row]) -> None:
+    def _by_old_policy(self, pool: TrainingPool, rows: Sequence[int]) -> TrainingPool:
         """`reference: self`: cross ratios divide by the learner's own policy before this step's updates."""
-        cross = [row for row in rows if not row["is_self"]]
-        own_totals: dict[str, float] = {}
-        for _, batch in self._share(cross):
+        is_self = np.asarray(pool.table["is_self"])
+        sums: dict[int, float] = {}
+        for _, batch in self._share(pool, [row for row in rows if not is_self[row]]):
             if batch is None:
                 self._pass_along()
                 continue
-            logprobs, mask = self._logprobs(self.policy, batch)
-            sums = (logprobs.double() * mask).sum(dim=-1).tolist()
-            own_totals |= {row["rollout_id"]: total for row, total in zip(batch, sums, strict=True)}
-        totals = {key: total for part in self.world.gather(own_totals) for key, total in part.items()}
-        for row in cross:
-            row["source_logprob"], row["source_tokens"] = totals[row["rollout_id"]], row["learner_tokens"]
+            logprobs, mask = self._logprobs(self.policy, pool.rows(batch))
+            sums |= dict(zip(batch, (logprobs.double() * mask).sum(dim=-1).tolist(), strict=True))
+        return pool.divided_by({row: total for part in self.world.gather(sums) for row, total in part.items()})
 
-    def _micro_loss(self, rows: Sequence[Row], counts: Mapping[str, int], index: int) -> Any:
+    def _micro_loss(
+        self, rows: Sequence[TrainingRow], counts: Mapping[str, int], index: int
+    ) -> tuple[torch.Tensor, ResponseTerms]:
         learner_logprobs, mask = self._logprobs(self.policy, rows)
-        old = None
-        if self.algorithm.importance.level == "token":
-            old = torch.zeros_like(learner_logprobs)
-            for number, row in enumerate(rows):
-                if row["is_self"]:
-                    old[number, : len(row["token_ids"])] = torch.tensor(row["old_logprobs"], dtype=old.dtype)
-        sources = list(counts)
-
-        def column(name: str, dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor([row[name] for row in rows], dtype=dtype, device=mask.device)
-
-        batch = ResponseBatch(
-            learner_logprobs_bt=learner_logprobs,
-            mask_bt=mask,
-            source_logprob_b=column("source_logprob", torch.float64),
-            source_tokens_b=column("source_tokens", torch.int64),
-            text_bytes_b=column("text_bytes", torch.int64),
-            is_self_b=column("is_self", torch.bool),
-            effective_advantage_b=column("effective_advantage", torch.float64),
-            weight_b=row_weights(
-                torch.tensor([sources.index(row["source"]) for row in rows], device=mask.device),
-                torch.tensor(list(counts.values()), device=mask.device),
-                self.algorithm.loss.aggregation,
-            ),
-            sampler_weight_b=column("sampler_weight", torch.float64),
-            old_logprobs_bt=old,
+        batch = ResponseBatch.from_rows(
+            rows,
+            learner_logprobs,
+            mask,
+            counts=counts,
+            algorithm=self.algorithm,
             initial_logprobs_bt=self._initial_logprobs(rows, learner_logprobs),
         )
-        return update_loss(
-            batch,
-            update_index=index,
-            importance=self.algorithm.importance,
-            clip=self.algorithm.clip,
-            loss=self.algorithm.loss,
-        )
+        return update_loss(batch, index, self.algorithm)
 
     @torch.no_grad()
-    def _initial_logprobs(self, rows: Sequence[Row], like: torch.Tensor) -> torch.Tensor | None:
+    def _initial_logprobs(self, rows: Sequence[TrainingRow], like: torch.Tensor) -> torch.Tensor | None:
         """Log-probabilities under the initial policy, [B, T] as `like`, of the responses that carry a KL penalty (0 for
         the others); None if none does."""
-        penalised = carries_kl(torch.tensor([row["is_self"] for row in rows]), self.algorithm.loss)
+        penalised = carries_kl(torch.tensor([row.is_self for row in rows]), self.algorithm.loss)
         if not penalised.any():
             return None
         chosen = penalised.nonzero().flatten().tolist()
@@ -226,18 +211,20 @@ class Trainer:
         itself is whole, and on the other processes."""
         if not self.sharded:
             return None
-        found = {name: value for name, value in weights(self.model, self.dtype) if self.world.leads}
-        return found if self.world.leads else None
+        whole = {name: value for name, value in weights(self.model, self.dtype) if self.world.leads}
+        return whole if self.world.leads else None
 
 
 @dataclass(frozen=True)
 class _MicroBatch:
-    """What one forward pass gave: its place, its part of the loss, and its rows of the trace."""
+    """What one forward pass gave: its place, its part of the loss, and its rows of the pool with their columns of the
+    trace."""
 
     update: int
     number: int
     loss: float
-    rows: list[Row]
+    rows: Sequence[int]
+    columns: Mapping[str, list[Any]]
 
 
 _TRACED = (
@@ -252,46 +239,44 @@ _TRACED = (
 )
 
 
-def _traced(rows: Sequence[Row], terms: Any, index: int) -> list[Row]:
-    """Rows of the trace table."""
-    columns = {name: getattr(terms, f"{name}_b").tolist() for name in _TRACED}
-    return [
-        {
-            "rollout_id": row["rollout_id"],
-            "source": row["source"],
-            "is_self": row["is_self"],
-            "update": index,
-            **{name: values[number] for name, values in columns.items()},
-            "sampler_weight": row["sampler_weight"],
-        }
-        for number, row in enumerate(rows)
-    ]
+def _traced(terms: ResponseTerms) -> dict[str, list[Any]]:
+    return {name: getattr(terms, f"{name}_b").tolist() for name in _TRACED}
 
 
-def summarise(trace: Sequence[Row]) -> dict[str, float]:
+def _trace(pool: TrainingPool, everyone: Sequence[_MicroBatch]) -> pa.Table:
+    """The trace table of micro-batches, one after another."""
+    learned = pool.table.select(["rollout_id", "source", "is_self", "sampler_weight"])
+    learned = learned.take(pa.array([row for micro in everyone for row in micro.rows], pa.int64()))
+    columns = {name: [value for micro in everyone for value in micro.columns[name]] for name in _TRACED}
+    updates = [micro.update for micro in everyone for _ in micro.rows]
+    pooled = {name: learned[name] for name in learned.column_names}
+    return parquet.to_arrow(tables.TRACE, {**pooled, **columns, "update": updates})
+
+
+def summarise(trace: pa.Table) -> dict[str, float]:
     """Ratio and clip statistics of a step's trace, own and cross apart; a kind without rows has none.
 
     Ratios are per response (`ratio`); `clipped`, `below` and `above` are shares of rows.
     """
     metrics: dict[str, float] = {}
-    for kind, rows in (
-        ("own", [row for row in trace if row["is_self"]]),
-        ("cross", [row for row in trace if not row["is_self"]]),
-    ):
-        if not rows:
+    own = np.asarray(trace["is_self"], dtype=np.bool_)
+    for kind, mine in (("own", own), ("cross", ~own)):
+        if not mine.any():
             continue
-        ratios = torch.tensor([row["ratio"] for row in rows], dtype=torch.float64)
+        rows = trace.filter(pa.array(mine))
+        ratio, lower, upper = (rows[name].to_numpy() for name in ("ratio", "lower", "upper"))
+        ratios = torch.tensor(ratio)
         metrics |= {
             f"{kind}.rows": len(rows),
             f"{kind}.ratio_mean": float(ratios.mean()),
             f"{kind}.ratio_sd": float(ratios.std(correction=0)),
             f"{kind}.ratio_min": float(ratios.min()),
             f"{kind}.ratio_max": float(ratios.max()),
-            f"{kind}.clipped": sum(row["clipped"] for row in rows) / len(rows),
-            f"{kind}.below": sum(row["ratio"] < row["lower"] for row in rows) / len(rows),
-            f"{kind}.above": sum(row["ratio"] > row["upper"] for row in rows) / len(rows),
-            f"{kind}.is_weight_mean": sum(row["is_weight"] for row in rows) / len(rows),
+            f"{kind}.clipped": sum(rows["clipped"].to_pylist()) / len(rows),
+            f"{kind}.below": int((ratio < lower).sum()) / len(rows),
+            f"{kind}.above": int((ratio > upper).sum()) / len(rows),
+            f"{kind}.is_weight_mean": sum(rows["is_weight"].to_pylist()) / len(rows),
         }
         if kind == "own":
-            metrics["own.sampler_weight_mean"] = sum(row["sampler_weight"] for row in rows) / len(rows)
+            metrics["own.sampler_weight_mean"] = sum(rows["sampler_weight"].to_pylist()) / len(rows)
     return metrics

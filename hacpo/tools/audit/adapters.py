@@ -44,16 +44,16 @@ def check_adapter(run: AuditRun, folder: Path, agent: str, settings: AdapterSett
 def _compare(run: AuditRun, path: Path, wanted: dict[str, Any], free: set[str]) -> None:
     """Every key of a JSON file; those that are `free` must be there and may say anything."""
     try:
-        found = load_json(path)
+        content = load_json(path)
     except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         run.find("checkpoint", path, expected="a JSON object", found="not readable")
         return
-    for key in sorted(wanted.keys() | found.keys()):
-        if key not in found:
+    for key in sorted(wanted.keys() | content.keys()):
+        if key not in content:
             run.find("checkpoint", path, column=key, expected="a value", found="no such key")
         elif key not in wanted:
-            run.find("checkpoint", path, column=key, expected="no such key", found=found[key])
-        elif key not in free and found[key] != wanted[key]:
-            run.find("checkpoint", path, column=key, expected=wanted[key], found=found[key])
+            run.find("checkpoint", path, column=key, expected="no such key", found=content[key])
+        elif key not in free and content[key] != wanted[key]:
+            run.find("checkpoint", path, column=key, expected=wanted[key], found=content[key])

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hacpo.algorithm.advantage_table import (
+    CapabilityRow,
     advantage_summary,
     capabilities_used,
+    capability_by_agent,
     capability_rows,
     capability_summary,
     side_sample_capability,
 )
 from hacpo.algorithm.group_advantage import step_advantages
 from hacpo.algorithm.oracle import capabilities_of_step
-from hacpo.algorithm.rollouts import Row
 from hacpo.artifacts import tables
 from hacpo.errors import HacpoError
 from hacpo.tools.audit.audit_run import AuditRun
@@ -34,7 +36,7 @@ _UNKNOWN: Any = object()
 
 def check_capability(
     run: AuditRun, step: int, rewards: Mapping[str, Floats | None], side: Mapping[str, Floats | None] | None
-) -> dict[str, Row] | None:
+) -> dict[str, CapabilityRow] | None:
     """Check every column of every agent; returns the rows as recorded, by agent.
 
     Args:
@@ -59,23 +61,24 @@ def check_capability(
     computable = {agent: values for agent, values in known.items() if step == 1 or agent in previous}
     partial = len(computable) < len(run.agents)
     if partial:  # a covariance is one of two agents
-        previous = {agent: row | {"window_covariance": []} for agent, row in previous.items()}
-    made = {row["agent"]: row for row in (capability_rows(computable, previous, settings) if computable else ())}
+        previous = {agent: replace(row, window_covariance=[]) for agent, row in previous.items()}
+    made = {row.agent: row for row in (capability_rows(computable, previous, settings) if computable else ())}
     if partial:
         unknown = {"window_covariance": _UNKNOWN, "standard_error": _UNKNOWN}
-        made = {agent: row | unknown for agent, row in made.items()}
+        made = {agent: replace(row, **unknown) for agent, row in made.items()}
     oracle = _oracle(run, step, side)
     _check_nested(rows, "oracle", [oracle.get(agent, _UNKNOWN) for agent in run.agents])
     for column in ("accuracy", "capability", "accuracy_all"):
-        expected = [made[agent][column] if agent in made else math.nan for agent in run.agents]
+        expected = [getattr(made[agent], column) if agent in made else math.nan for agent in run.agents]
         rows.close("capability", column, expected, absolute=TOLERANCE)
     for column in ("window", "window_all", "window_covariance", "standard_error"):
-        _check_nested(rows, column, [made[agent][column] if agent in made else _UNKNOWN for agent in run.agents])
+        wanted = [getattr(made[agent], column) if agent in made else _UNKNOWN for agent in run.agents]
+        _check_nested(rows, column, wanted)
     values = rows.floats("capability")
     rows.require("capability", "capability", np.isfinite(values) & (values > 0), "a finite number above 0")
     if not rows.complete:
         return None
-    return {row["agent"]: row for row in content.arrow.to_pylist()}
+    return capability_by_agent(content.arrow)
 
 
 def _oracle(run: AuditRun, step: int, side: Mapping[str, Floats | None] | None) -> dict[str, float | None]:
@@ -96,45 +99,46 @@ def _oracle(run: AuditRun, step: int, side: Mapping[str, Floats | None] | None) 
     return {agent: side_sample_capability(values, settings) for agent, values in known.items()}
 
 
-def capability_metrics(run: AuditRun, rows: Mapping[str, Row]) -> dict[str, float | None]:
+def capability_metrics(run: AuditRun, rows: Mapping[str, CapabilityRow]) -> dict[str, float | None]:
     """What the stage's metrics must repeat of a capability table, as far as its rows make sense."""
     settings = run.settings.algorithm
     try:
-        return dict(capability_summary(list(rows.values()), settings.capability, share=settings.rollouts.share))
+        return dict(capability_summary(rows.values(), settings.capability, share=settings.rollouts.share))
     except (HacpoError, ArithmeticError, ValueError, IndexError, TypeError):  # findings of the table's own
-        return {f"{agent}.{key}": row[key] for agent, row in rows.items() for key in ("accuracy", "capability")}
+        numbers = ("accuracy", "capability")
+        return {f"{agent}.{name}": getattr(row, name) for agent, row in rows.items() for name in numbers}
 
 
 def _check_nested(rows: Rows, column: str, expected: Sequence[Any]) -> None:
     """A column of lists, or of numbers that may be null, against expected values; `_UNKNOWN`: all is well."""
-    found = rows.arrow(column).to_pylist()
-    good = [wanted is _UNKNOWN or _alike(value, wanted) for value, wanted in zip(found, expected, strict=True)]
+    recorded = rows.arrow(column).to_pylist()
+    good = [wanted is _UNKNOWN or _alike(value, wanted) for value, wanted in zip(recorded, expected, strict=True)]
     shown = np.empty(len(good), dtype=object)
     shown[:] = expected
     rows.require("capability", column, np.array(good, dtype=np.bool_), shown)
 
 
-def _alike(found: Any, wanted: Any) -> bool:
+def _alike(value: Any, wanted: Any) -> bool:
     """Numbers within `TOLERANCE` of each other, in lists of the same lengths."""
     if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(_alike, found, wanted))
-    return found is wanted if wanted is None or found is None else bool(abs(found - wanted) <= TOLERANCE)
+        return isinstance(value, list) and len(value) == len(wanted) and all(map(_alike, value, wanted))
+    return value is wanted if wanted is None or value is None else bool(abs(value - wanted) <= TOLERANCE)
 
 
-def _previous_rows(run: AuditRun, step: int) -> dict[str, Row]:
+def _previous_rows(run: AuditRun, step: int) -> dict[str, CapabilityRow]:
     if step == 1:
         return {}
     try:
-        rows = run.run_files.read(tables.CAPABILITY, step - 1).to_pylist()
+        rows = capability_by_agent(run.run_files.read(tables.CAPABILITY, step - 1))
     except HacpoError:
         return {}
-    return {row["agent"]: row for row in rows if _is_usable(row, len(run.agents))}
+    return {agent: row for agent, row in rows.items() if _is_usable(row, len(run.agents))}
 
 
-def _is_usable(row: Row, agents: int) -> bool:
+def _is_usable(row: CapabilityRow, agents: int) -> bool:
     """Whether what goes from a step's capability into the next one's is numbers, and as many as there must be."""
-    covariances = row["window_covariance"]
-    values = [*row["window"], *row["window_all"], *(value for step in covariances for value in step)]
+    covariances = row.window_covariance
+    values = [*row.window, *row.window_all, *(value for step in covariances for value in step)]
     return all(map(math.isfinite, values)) and {len(step) for step in covariances} <= {0, agents}
 
 
@@ -143,7 +147,7 @@ def check_advantages(
     batch: Batch,
     learner: str,
     rewards: Mapping[str, Floats | None],
-    capabilities: Mapping[str, Row] | None,
+    capabilities: Mapping[str, CapabilityRow] | None,
 ) -> tuple[Rows, dict[str, float | None]] | None:
     """Check a learner's advantages; returns its rows in order and the metrics that follow."""
     step, sources = batch.step, run.sources(learner)
@@ -174,7 +178,7 @@ def check_advantages(
 
 
 def _check_values(
-    run: AuditRun, rows: Rows, learner: str, rewards_png: Floats, capabilities: Mapping[str, Row]
+    run: AuditRun, rows: Rows, learner: str, rewards_png: Floats, capabilities: Mapping[str, CapabilityRow]
 ) -> None:
     """Baseline to effective advantage, of the problems whose rewards are all known."""
     algorithm, sources = run.settings.algorithm, run.sources(learner)
@@ -182,7 +186,8 @@ def _check_values(
     if not whole.any():
         run.skip(f"advantages of {learner}", "no problem has all its rewards")
         return
-    used = capabilities_used(list(capabilities.values()), algorithm.advantage)
+    used = capabilities_used(capabilities.values(), algorithm.advantage)
+    capability_n = [capability for source in sources if (capability := used[source]) is not None]
     if None in used.values():
         run.skip(f"advantages of {learner}", "the oracle's capabilities are not known")
         return
@@ -190,7 +195,7 @@ def _check_values(
         made = step_advantages(
             rewards_png[whole],
             learner=sources.index(learner),
-            capability_n=[used[source] for source in sources],
+            capability_n=capability_n,
             settings=algorithm.advantage,
             capability_settings=algorithm.capability,
         )

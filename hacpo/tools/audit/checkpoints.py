@@ -53,19 +53,19 @@ def _check_started_from(run: AuditRun, folder: Path, agent: str) -> None:
     settings, path = run.settings.agents[agent], folder / STARTED_FROM
     repository = hub_repository(settings.model, run.pipeline.root)
     try:
-        found = read_started_from(folder)
+        stated = read_started_from(folder)
     except ArtifactError:
         run.find("checkpoint", path, expected="a hub repository and a commit", found="not readable")
         return
-    if found is None:
+    if stated is None:
         if repository is not None:
             note = "unless it was taken from a folder that is gone"
             run.find("checkpoint", path, expected=f"{repository} and its commit", found="no such file", note=note)
         return
-    if found[0] != settings.model:
-        run.find("checkpoint", path, column="hub", expected=settings.model or "no such file", found=found[0])
-    elif settings.revision and COMMIT.fullmatch(settings.revision) and found[1] != settings.revision:
-        run.find("checkpoint", path, column="commit", expected=settings.revision, found=found[1])
+    if stated[0] != settings.model:
+        run.find("checkpoint", path, column="hub", expected=settings.model or "no such file", found=stated[0])
+    elif settings.revision and COMMIT.fullmatch(settings.revision) and stated[1] != settings.revision:
+        run.find("checkpoint", path, column="commit", expected=settings.revision, found=stated[1])
 
 
 def _check_unchanged(run: AuditRun, folder: Path, first: Path, names: set[str], *, whole: bool) -> None:

@@ -26,11 +26,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from hacpo.algorithm.rollouts import Row
-from hacpo.algorithm.support import Support, to_rows
+from hacpo.algorithm.rollouts import supports
+from hacpo.algorithm.support import Support
 from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.tables import Row
 from hacpo.errors import HacpoError
 from hacpo.pipeline.session import Session
 from hacpo.pipeline.worker import command_executor
@@ -188,10 +189,10 @@ class DeepAudit:
         return {
             key: {
                 "policy": policy,
-                "logprobs": one.logprobs.tolist(),
-                "support_logprob": None if one.support_logprob is None else one.support_logprob.tolist(),
+                "logprobs": scores.logprobs.tolist(),
+                "support_logprob": None if scores.support_logprob is None else scores.support_logprob.tolist(),
             }
-            for key, one in zip(recorded, fresh, strict=True)
+            for key, scores in zip(recorded, fresh, strict=True)
         }
 
     def _samples_elsewhere(self, what: str) -> bool:
@@ -222,17 +223,17 @@ class DeepAudit:
             return
         most = TOLERANCE[self._run.settings.engine.dtype]
 
-        def near(row: Row, found: float, wanted: float) -> bool:
-            return _near(row, found, wanted, most * (LATER_UPDATES if row["update"] else 1.0))
+        def near(row: Row, recorded: float, wanted: float) -> bool:
+            return _near(row, recorded, wanted, most * (LATER_UPDATES if row["update"] else 1.0))
 
         note = f"within {most:g} nats ({LATER_UPDATES:g} times that after the first update): another machine"
         self._compare(path, recorded, fresh, "learner_logprob", near=near, note=note)
 
     def _check_checkpoint(self, step: int, agent: str, *, same: bool) -> None:
         """Every file of the new checkpoint; tensors one by one where bytes differ."""
-        here, there = self._run.layout.checkpoint(step, agent), self._replay.checkpoint(step, agent)
-        for name in sorted(_files(here) | _files(there)):
-            recorded, fresh = here / name, there / name
+        before, after = self._run.layout.checkpoint(step, agent), self._replay.checkpoint(step, agent)
+        for name in sorted(_files(before) | _files(after)):
+            recorded, fresh = before / name, after / name
             if not recorded.is_file() or not fresh.is_file():
                 known = {True: "a file", False: "no such file"}
                 self._find(recorded, expected=known[fresh.is_file()], found=known[recorded.is_file()])
@@ -251,21 +252,21 @@ class DeepAudit:
         from safetensors.torch import load_file
 
         try:
-            found, wanted = load_file(recorded), load_file(fresh)
+            tensors, wanted = load_file(recorded), load_file(fresh)
         except SafetensorError as error:
             self._find(recorded, expected="whole weights", found=str(error))
             return
         differing = False
-        for name in sorted(found.keys() | wanted.keys()):
-            if name not in found or name not in wanted or found[name].shape != wanted[name].shape:
-                shapes = [tuple(part[name].shape) if name in part else "no such tensor" for part in (wanted, found)]
+        for name in sorted(tensors.keys() | wanted.keys()):
+            if name not in tensors or name not in wanted or tensors[name].shape != wanted[name].shape:
+                shapes = [tuple(part[name].shape) if name in part else "no such tensor" for part in (wanted, tensors)]
                 self._find(recorded, name, expected=shapes[0], found=shapes[1])
                 differing = True
                 continue
-            one, other = found[name].double().flatten(), wanted[name].double().flatten()
-            odd = ((one - other).abs() > most).logical_or(one.isnan()).nonzero().flatten().tolist()
+            value, other = tensors[name].double().flatten(), wanted[name].double().flatten()
+            odd = ((value - other).abs() > most).logical_or(value.isnan()).nonzero().flatten().tolist()
             if odd:
-                values = {"expected": float(other[odd[0]]), "found": float(one[odd[0]])}
+                values = {"expected": float(other[odd[0]]), "found": float(value[odd[0]])}
                 self._find(recorded, name, f"element[{odd[0]}]", **values, count=len(odd))
                 differing = True
         if not differing and most == 0.0:
@@ -347,9 +348,8 @@ class DeepAudit:
             and not (near(row, row[column], fresh[key][column]) if near else row[column] == fresh[key][column])
         ]
         if odd:
-            wanted, found = fresh[odd[0]][column], recorded[odd[0]][column]
-            where, wanted, found = _first_difference(column, wanted, found)
-            self._find(path, odd[0], where, expected=wanted, found=found, count=len(odd), note=note)
+            where, wanted, value = _first_difference(column, fresh[odd[0]][column], recorded[odd[0]][column])
+            self._find(path, odd[0], where, expected=wanted, found=value, count=len(odd), note=note)
 
     def _find(self, path: Path, row: str = "", column: str = "", **facts: Any) -> None:
         self._run.find(CHECK, path, row, column, **facts)
@@ -358,9 +358,13 @@ class DeepAudit:
 def _rows(files: RunFiles, table: tables.Table, step: int, agent: str) -> dict[str, Row]:
     """Rows by their key; none where the table cannot be read (the audit of the tables says so)."""
     try:
-        rows = to_rows(files.read(table, step, agent))
+        content = files.read(table, step, agent)
     except HacpoError:
         return {}
+    columns = {name: content[name].to_pylist() for name in content.column_names if name != "support"}
+    if "support" in content.column_names:
+        columns["support"] = supports(content)
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     # A step's updates see each response once.
     names = [name for name in table.key if name != "update"]
     return {"/".join(str(row[name]) for name in names): row for row in rows}
@@ -371,22 +375,22 @@ def _said(error: Exception) -> str:
     return lines[0] if isinstance(error, HacpoError) else f"{type(error).__name__}: {lines[0][:120]}"
 
 
-def _near(_: Row, found: Any, wanted: Any, most: float) -> bool:
-    if found is None or wanted is None:
-        return found is wanted
-    one, other = np.asarray(found, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
-    return one.shape == other.shape and bool((np.abs(one - other) <= most).all())
+def _near(_: Row, recorded: Any, wanted: Any, most: float) -> bool:
+    if recorded is None or wanted is None:
+        return recorded is wanted
+    values, others = np.asarray(recorded, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
+    return values.shape == others.shape and bool((np.abs(values - others) <= most).all())
 
 
-def _first_difference(column: str, wanted: Any, found: Any) -> tuple[str, Any, Any]:
+def _first_difference(column: str, wanted: Any, recorded: Any) -> tuple[str, Any, Any]:
     """Where in a list value the first difference is; other values as they are."""
-    wanted, found = (one.lists() if isinstance(one, Support) else one for one in (wanted, found))
-    if not isinstance(wanted, list) or not isinstance(found, list):
-        return column, wanted, found
-    for index, (one, other) in enumerate(zip(wanted, found, strict=False)):
-        if one != other:
-            return f"{column}[{index}]", one, other
-    return column, f"{len(wanted)} values", f"{len(found)} values"
+    wanted, recorded = (value.lists() if isinstance(value, Support) else value for value in (wanted, recorded))
+    if not isinstance(wanted, list) or not isinstance(recorded, list):
+        return column, wanted, recorded
+    for index, (value, other) in enumerate(zip(wanted, recorded, strict=False)):
+        if value != other:
+            return f"{column}[{index}]", value, other
+    return column, f"{len(wanted)} values", f"{len(recorded)} values"
 
 
 def _files(folder: Path) -> set[Path]:

@@ -45,9 +45,9 @@ def check_evaluation(
     known = np.asarray(pc.is_in(finish, value_set=pa.array(FINISH_REASONS)))
     rows.require("evaluations", "finish_reason", known, "stop or length")
     good = (counts >= 0) & (counts <= most)
-    rows.require("evaluations", "token_count", good, "from 0 to the longest response", found=counts)
+    rows.require("evaluations", "token_count", good, "from 0 to the longest response", shown=counts)
     stopped = np.asarray(pc.equal(finish, "stop"))
-    rows.require("evaluations", "token_count", ~stopped | (counts > 0), "the EOS that ended it", found=counts)
+    rows.require("evaluations", "token_count", ~stopped | (counts > 0), "the EOS that ended it", shown=counts)
     rewards = check_rewards(run, rows, "evaluations", stopped)
     if rows.complete and np.isfinite(rewards).all():
         metrics: dict[str, float | None] = {}

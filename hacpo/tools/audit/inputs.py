@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from hacpo.artifacts import parquet, tables
 from hacpo.artifacts.shards import differences
+from hacpo.artifacts.tables import Row
 from hacpo.data import problems
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
@@ -19,8 +20,6 @@ from hacpo.settings.root import Settings
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.table_checks import Content, read, stage_settings
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ def open_run(pipeline: Pipeline) -> AuditRun:
         run.find("settings", path, expected="JSON", found=str(error)[:120])
         return run
     odd = differences(settings_of.dump(pipeline.settings), recorded)
-    for key, expected, found in odd:
-        run.find("settings", path, column=key, expected=expected, found=found, note="expected: what params.yaml says")
+    for key, expected, value in odd:
+        run.find("settings", path, column=key, expected=expected, found=value, note="expected: what params.yaml says")
     other = _settings_of(recorded) if odd else None
     if other is not None:
         by_other = AuditRun(dataclasses.replace(pipeline, settings=other))
@@ -199,23 +198,18 @@ def check_prompts(run: AuditRun, batch: Batch) -> None:
 
 def _compare_rows(run: AuditRun, check: str, content: Content, expected: Sequence[Row], key: str) -> None:
     """Small tables, row by row and column by column."""
-    found: list[Row] = content.arrow.to_pylist()
-    if len(found) != len(expected):
-        run.find(check, content.path, expected=f"{len(expected)} rows", found=f"{len(found)} rows")
+    count = len(content.arrow)
+    if count != len(expected):
+        run.find(check, content.path, expected=f"{len(expected)} rows", found=f"{count} rows")
+    names = content.arrow[key].to_pylist()
     for column in content.table.schema.names:
+        values = content.arrow[column].to_pylist()
         odd = [
             number
-            for number, (row, wanted) in enumerate(zip(found, expected, strict=False))
-            if row[column] != wanted[column]
+            for number, (value, wanted) in enumerate(zip(values, expected, strict=False))
+            if value != wanted[column]
         ]
         if odd:
             first = odd[0]
-            run.find(
-                check,
-                content.file_of(first),
-                str(found[first][key]),
-                column,
-                expected=expected[first][column],
-                found=found[first][column],
-                count=len(odd),
-            )
+            file, wanted = content.file_of(first), expected[first][column]
+            run.find(check, file, str(names[first]), column, expected=wanted, found=values[first], count=len(odd))

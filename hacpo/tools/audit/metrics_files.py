@@ -34,19 +34,19 @@ def check_metrics(
         run.find("metrics", path, expected="a metrics file beside the stage's tables", found="no such file")
         return
     try:
-        found = load_json(path)
+        content = load_json(path)
     except (OSError, ValueError, RecursionError) as error:
         run.find("metrics", path, expected="JSON", found=str(error)[:120])
         return
-    if not isinstance(found, dict):
-        run.find("metrics", path, expected="a mapping of numbers", found=type(found).__name__)
+    if not isinstance(content, dict):
+        run.find("metrics", path, expected="a mapping of numbers", found=type(content).__name__)
         return
-    run.looked_at("metrics", sum(key in found for key in expected))
+    run.looked_at("metrics", sum(key in content for key in expected))
     for key, wanted in expected.items():
-        if wanted is not None and not _close(found.get(key), wanted):
-            run.find("metrics", path, column=key, expected=wanted, found=found.get(key, "no such key"))
-    for key in sorted(found.keys() & set(absent)):
-        run.find("metrics", path, column=key, expected="no such key", found=found[key])
+        if wanted is not None and not _close(content.get(key), wanted):
+            run.find("metrics", path, column=key, expected=wanted, found=content.get(key, "no such key"))
+    for key in sorted(content.keys() & set(absent)):
+        run.find("metrics", path, column=key, expected="no such key", found=content[key])
 
 
 def _close(value: object, wanted: float) -> bool:

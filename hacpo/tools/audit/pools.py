@@ -150,7 +150,7 @@ def _check_prompts(run: AuditRun, rows: Rows, order: PoolOrder, own: Responses) 
         prompts.same_as(own.prompts, first),
         Taken(own.prompts, first),
         where=own.present[first],
-        found=prompts,
+        shown=prompts,
         note="the learner's own prompt for the problem",
     )
 
@@ -217,7 +217,7 @@ def _check_as_sampled(
         tokens.same_as(sampled, order.response),
         Taken(sampled, order.response),
         where=mine & fits[order.response],
-        found=tokens,
+        shown=tokens,
         note="own responses keep the tokens that were sampled" if learner is None else note,
     )
 

@@ -199,9 +199,9 @@ def _check_tokens(run: AuditRun, rows: Rows, responses: Responses, finish: Any, 
     most = run.settings.agents[agent].sampling.max_new_tokens
     known = np.asarray(pc.is_in(finish, value_set=pa.array(FINISH_REASONS)))
     rows.require("rollouts", "finish_reason", known, "stop or length")
-    rows.require("rollouts", "token_ids", tokens.lengths <= most, f"at most {most} tokens", found=tokens.lengths)
+    rows.require("rollouts", "token_ids", tokens.lengths <= most, f"at most {most} tokens", shown=tokens.lengths)
     rows.require(
-        "rollouts", "token_ids", (tokens.lengths > 0) | ~responses.stopped, "the token that ended it", found="no token"
+        "rollouts", "token_ids", (tokens.lengths > 0) | ~responses.stopped, "the token that ended it", shown="no token"
     )
     contexts = [limit for limit in (run.context_length(agent), run.settings.engine.vllm.max_model_len) if limit]
     full = tokens.lengths == most
@@ -219,15 +219,15 @@ def _check_tokens(run: AuditRun, rows: Rows, responses: Responses, finish: Any, 
         "prompt_token_ids",
         prompts.same_as(prompts, first_rows) | ~rows.present[first_rows],
         "the same prompt for all responses to a problem",
-        found=prompts,
+        shown=prompts,
     )
-    rows.require("rollouts", "prompt_token_ids", prompts.lengths > 0, "a prompt", found="no token")
+    rows.require("rollouts", "prompt_token_ids", prompts.lengths > 0, "a prompt", shown="no token")
 
 
 def _check_stop_strings(run: AuditRun, rows: Rows, responses: Responses, agent: str) -> None:
     """What ended a response by a stop string is in its text; EOS and the length limit leave none."""
     stop, eos = run.settings.agents[agent].sampling.stop, run.eos_token_ids(agent)
-    said = rows.arrow("stop_string")
+    recorded = rows.arrow("stop_string")
     tokens, expected = responses.tokens, np.full(len(rows), None, dtype=object)
     if stop:
         some = tokens.lengths > 0
@@ -235,13 +235,13 @@ def _check_stop_strings(run: AuditRun, rows: Rows, responses: Responses, agent: 
         by_eos[some] = np.isin(tokens.values[(tokens.starts + tokens.lengths - 1)[some]], eos)
         if not eos:
             run.skip(f"which responses of {agent} end in EOS", "its first checkpoint does not say its EOS")
-            by_eos = np.asarray(pc.is_null(said))
+            by_eos = np.asarray(pc.is_null(recorded))
         texts = rows.arrow("text")
         for row in np.flatnonzero(responses.stopped & ~by_eos & rows.present):
             expected[row] = first_stop(texts[int(row)].as_py(), stop) or "a stop string, or EOS as the last token"
     wanted = pa.array(expected.tolist(), pa.string())
-    same = np.asarray(pc.fill_null(pc.equal(said, wanted), False)) | np.asarray(
-        pc.and_(pc.is_null(said), pc.is_null(wanted))
+    same = np.asarray(pc.fill_null(pc.equal(recorded, wanted), False)) | np.asarray(
+        pc.and_(pc.is_null(recorded), pc.is_null(wanted))
     )
     rows.require("rollouts", "stop_string", same, wanted, note="what ended the text, if that was no EOS")
 
@@ -251,12 +251,12 @@ def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
     lengths = responses.tokens.lengths
     for column, logprobs in (("logprobs", responses.logprobs), ("sampler_logprobs", responses.sampler_logprobs)):
         rows.require(
-            "rollouts", column, logprobs.lengths == lengths, "as many as token_ids", found=_counted(logprobs.lengths)
+            "rollouts", column, logprobs.lengths == lengths, "as many as token_ids", shown=_counted(logprobs.lengths)
         )
         good = np.isfinite(logprobs.values) & (logprobs.values <= 0)
         if not good.all():
             fine = ListColumn(logprobs.lengths, good).all_true()
-            rows.require("rollouts", column, fine, "finite numbers not above 0", found=logprobs)
+            rows.require("rollouts", column, fine, "finite numbers not above 0", shown=logprobs)
     engine = run.settings.engine
     on_transformers = engine.name == "transformers" or (engine.name == "auto" and engine.device == "cpu")
     if not (on_transformers and engine.dtype == "float32"):
@@ -271,7 +271,7 @@ def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
                 "sampler_logprobs",
                 ListColumn(lengths, ~far).all_true(),
                 responses.logprobs,
-                found=responses.sampler_logprobs,
+                shown=responses.sampler_logprobs,
                 note=f"logprobs of the same weights, within {SAMPLER_TOLERANCE:g} nats",
             )
 

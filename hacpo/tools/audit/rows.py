@@ -37,21 +37,21 @@ class Rows:
         if not found.equals(expected):
             self._align(name, found)
 
-    def _align(self, name: str, found: Any) -> None:
-        index = pc.index_in(self.ids, value_set=found)
+    def _align(self, name: str, names: Any) -> None:
+        index = pc.index_in(self.ids, value_set=names)
         self.present = np.asarray(pc.is_valid(index))
         self._index = np.asarray(pc.fill_null(index, 0), dtype=np.int64)
         missing = np.flatnonzero(~self.present)
         if len(missing):
             first = self.ids[int(missing[0])].as_py()
             self.run.find("rows", self.content.path, first, expected="a row", found="no such row", count=len(missing))
-        unknown = np.flatnonzero(np.asarray(pc.is_null(pc.index_in(found, value_set=self.ids))))
+        unknown = np.flatnonzero(np.asarray(pc.is_null(pc.index_in(names, value_set=self.ids))))
         if len(unknown):
             row = int(unknown[0])
             self.run.find(
                 "rows",
                 self.content.file_of(row),
-                found[row].as_py(),
+                names[row].as_py(),
                 name,
                 expected="no such row",
                 found="a row",
@@ -64,7 +64,7 @@ class Rows:
             self.run.find(
                 "rows",
                 self.content.file_of(row),
-                found[row].as_py(),
+                names[row].as_py(),
                 name,
                 expected="rows by problem, agent and sample",
                 found="another order",
@@ -111,12 +111,12 @@ class Rows:
     def equal(self, check: str, column: str, expected: Any, *, where: Flags | None = None, note: str = "") -> None:
         """A column of texts, whole numbers or booleans against expected values (an Arrow array, or one value); a null
         equals a null."""
-        found = self.arrow(column)
+        values = self.arrow(column)
         if not isinstance(expected, (pa.Array, pa.Scalar)):
-            expected = pa.scalar(expected, found.type) if np.isscalar(expected) else pa.array(expected, found.type)
-        nulls = pc.and_(pc.is_null(found), pc.is_null(expected))
-        same = np.asarray(pc.or_(pc.fill_null(pc.equal(found, expected), False), nulls))
-        self.require(check, column, same, expected, where=where, note=note, found=found)
+            expected = pa.scalar(expected, values.type) if np.isscalar(expected) else pa.array(expected, values.type)
+        nulls = pc.and_(pc.is_null(values), pc.is_null(expected))
+        same = np.asarray(pc.or_(pc.fill_null(pc.equal(values, expected), False), nulls))
+        self.require(check, column, same, expected, where=where, note=note, shown=values)
 
     def close(
         self,
@@ -130,10 +130,10 @@ class Rows:
         note: str = "",
     ) -> None:
         """A column of numbers against expected ones; where NaN is expected nothing is known and all is well."""
-        found, wanted = self.floats(column), np.broadcast_to(np.asarray(expected, dtype=np.float64), (len(self),))
+        values, wanted = self.floats(column), np.broadcast_to(np.asarray(expected, dtype=np.float64), (len(self),))
         with np.errstate(invalid="ignore"):
-            same = (found == wanted) | (np.abs(found - wanted) <= absolute + relative * np.abs(wanted))
-        self.require(check, column, same | np.isnan(wanted), wanted, where=where, note=note, found=found)
+            same = (values == wanted) | (np.abs(values - wanted) <= absolute + relative * np.abs(wanted))
+        self.require(check, column, same | np.isnan(wanted), wanted, where=where, note=note, shown=values)
 
     def require(
         self,
@@ -142,20 +142,20 @@ class Rows:
         good: Flags,
         expected: Any,
         *,
-        found: Any = None,
+        shown: Any = None,
         where: Flags | None = None,
         note: str = "",
     ) -> None:
         """One finding for all rows that are not good; the first is named.
 
         Args:
-            expected, found: one value for all rows, or a value for each (an array); `found` None: the column's.
+            expected, shown: one value for all rows, or a value for each (an array); `shown` None: the column's.
         """
         bad = self.present & ~good if where is None else self.present & ~good & where
         if not bad.any():
             return
         first = int(np.argmax(bad))
-        found = self.arrow(column) if found is None else found
+        shown = self.arrow(column) if shown is None else shown
         row = first if self._index is None else int(self._index[first])
         self.run.find(
             check,
@@ -163,7 +163,7 @@ class Rows:
             self.ids[first].as_py(),
             column,
             expected=_value(expected, first),
-            found=_value(found, first),
+            found=_value(shown, first),
             count=int(bad.sum()),
             note=note,
         )

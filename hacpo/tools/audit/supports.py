@@ -25,18 +25,18 @@ def check_support(run: AuditRun, rows: Rows, tokens: ListColumn, masses: ListCol
     """
     truncates = run.settings.agents[agent].sampling.truncates
     for column in ("support", "support_logprob"):
-        there = np.asarray(pc.is_valid(rows.arrow(column)))
+        present = np.asarray(pc.is_valid(rows.arrow(column)))
         wanted = "a value: top_k or top_p cut what was sampled from" if truncates else "null: nothing was cut"
-        rows.require(CHECK, column, there == truncates, wanted, found=np.where(there, "a value", "null"))
+        rows.require(CHECK, column, present == truncates, wanted, shown=np.where(present, "a value", "null"))
     if not truncates:
         return
     good = np.isfinite(masses.values) & (masses.values <= 0)
     fine = (masses.lengths == tokens.lengths) & ListColumn(masses.lengths, good).all_true()
-    rows.require(CHECK, "support_logprob", fine, "a finite number not above 0 for each token", found=masses)
+    rows.require(CHECK, "support_logprob", fine, "a finite number not above 0 for each token", shown=masses)
     column = rows.arrow("support")
     kept = np.asarray(pc.fill_null(pc.list_value_length(column), 0), dtype=np.int64)
-    found = pa.array([f"{count} sets" for count in kept.tolist()])
-    rows.require(CHECK, "support", kept == tokens.lengths, "a set of ids for each token", found=found)
+    counted = pa.array([f"{count} sets" for count in kept.tolist()])
+    rows.require(CHECK, "support", kept == tokens.lengths, "a set of ids for each token", shown=counted)
     ids = ListColumn.of(pc.list_flatten(column))
     _require_all(rows, kept, ~_ascending(ids), "ids in ascending order, each once", "another order")
     if (kept == tokens.lengths).all():
@@ -46,7 +46,7 @@ def check_support(run: AuditRun, rows: Rows, tokens: ListColumn, masses: ListCol
 
 def _require_all(rows: Rows, kept: Ints, bad: Flags, expected: str, found: str) -> None:
     """What holds for every set of a response's ids; `bad` is of all sets one after another."""
-    rows.require(CHECK, "support", ListColumn(kept, ~bad).all_true(), expected, found=found)
+    rows.require(CHECK, "support", ListColumn(kept, ~bad).all_true(), expected, shown=found)
 
 
 def _ascending(ids: ListColumn) -> Flags:
@@ -66,17 +66,17 @@ def check_pooled_support(rows: Rows, mine: Flags, kept: Flags, column: Any, inde
         index: of each row, which of them it is.
         scored: of each rollout, how many of its tokens are scored.
     """
-    there = np.asarray(pc.is_valid(rows.arrow("support")))
+    present = np.asarray(pc.is_valid(rows.arrow("support")))
     wanted = kept & np.asarray(pc.is_valid(column))[index]
     rows.require(
         CHECK,
         "support",
-        there == wanted,
+        present == wanted,
         np.where(wanted, "what the source kept", "null: own, retokenised, or not truncated"),
         where=mine,
-        found=np.where(there, "a value", "null"),
+        shown=np.where(present, "a value", "null"),
     )
-    both = np.flatnonzero(mine & there & wanted)
+    both = np.flatnonzero(mine & present & wanted)
     if not len(both):
         return
     pooled, sampled = from_column(rows.arrow("support")), from_column(column)
@@ -84,4 +84,4 @@ def check_pooled_support(rows: Rows, mine: Flags, kept: Flags, column: Any, inde
     for row in both:
         source = sampled[index[row]]
         same[row] = source is not None and pooled[row] == source.head(int(scored[index[row]]))
-    rows.require(CHECK, "support", same, "the ids that the source kept", found="others", where=mine)
+    rows.require(CHECK, "support", same, "the ids that the source kept", shown="others", where=mine)

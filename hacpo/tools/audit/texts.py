@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import pyarrow as pa
 
 from hacpo.algorithm.pooling import Limits, TextRoute
-from hacpo.algorithm.rollouts import Row
+from hacpo.algorithm.rollouts import Rollout, Rollouts
 from hacpo.artifacts import tables
+from hacpo.artifacts.tables import Row
 from hacpo.errors import HacpoError
 from hacpo.seeds import derive_seed
 from hacpo.tokens.prompts import prompt_token_ids
@@ -238,15 +239,16 @@ class TextAudit:
         others = {agent: self._tokenizer(agent) for agent in self._run.agents if agent != learner}
         return {agent: TextRoute(other, tokenizer) for agent, other in others.items() if other is not None}
 
-    def _sources(self, rows: Sequence[Row], rollouts: Mapping[str, pa.Table | None]) -> dict[str, Row]:
+    def _sources(self, rows: Sequence[Row], rollouts: Mapping[str, pa.Table | None]) -> dict[str, Rollout]:
         """The rollouts behind pool rows, by rollout_id."""
         wanted = pa.array([row["rollout_id"] for row in rows], pa.string())
-        return {
-            row["rollout_id"]: row
-            for table in rollouts.values()
-            if table is not None
-            for row in table.filter(pa.compute.is_in(table["rollout_id"], wanted)).to_pylist()
-        }
+        sources: dict[str, Rollout] = {}
+        for table in rollouts.values():
+            if table is not None:
+                every = Rollouts(table)
+                places = pa.compute.index_in(wanted, value_set=table["rollout_id"]).drop_null().to_pylist()
+                sources |= {rollout.rollout_id: rollout for rollout in map(every.__getitem__, places)}
+        return sources
 
     # --- evaluations -------------------------------------------------------------------------------------------------
 

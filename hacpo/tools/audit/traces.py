@@ -140,7 +140,7 @@ def _check_logprobs(run: AuditRun, rows: Rows, known: _Known, own: Responses | N
     """What the ratio is made of."""
     learner, source = rows.floats("learner_logprob"), rows.floats("source_logprob")
     for column, values in (("learner_logprob", learner), ("source_logprob", source)):
-        rows.require("trace", column, np.isfinite(values) & (values <= 0), "a finite number not above 0", found=values)
+        rows.require("trace", column, np.isfinite(values) & (values <= 0), "a finite number not above 0", shown=values)
     rows.close(
         "trace",
         "source_logprob",
@@ -179,7 +179,7 @@ def _check_numbers(run: AuditRun, rows: Rows, made: TraceColumns) -> None:
     if not known.all():
         run.skip("ratio, clipped, objective of own responses", "`level: token`: ratios of single tokens are not kept")
         possible = np.isfinite(ratio) & (ratio > 0) & (ratio <= np.exp(LOG_RATIO_BOUND))
-        rows.require("trace", "ratio", possible | known, "a finite number above 0", found=ratio)
+        rows.require("trace", "ratio", possible | known, "a finite number above 0", shown=ratio)
         most = math.expm1(BEFORE_UPDATES[run.settings.engine.dtype])
         first = ~known & (rows.ints("update") == 0)
         rows.close("trace", "ratio", 1.0, absolute=most, where=first, note="before the step's first update")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hacpo.algorithm.oracle import read_oracle, refuse_gaps
+from hacpo.artifacts.tables import Row
 from hacpo.data import problems
 from hacpo.data.importing.known import KNOWN
-from hacpo.data.problems import Row
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings.root import DataSet

@@ -40,7 +40,7 @@ def as_tree(
         "note": DRIFT,
         "quantiles": list(QUANTILES),
         "capability": {
-            agent: {"before": was, "after": now}
+            agent: {"before": asdict(was), "after": asdict(now)}
             for agent, (was, now) in capability_differences(*result.capability).items()
         },
         "learners": {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hacpo.algorithm.advantage_table import best_responses
+from hacpo.algorithm.advantage_table import CapabilityRow, best_responses
 from hacpo.tools.inspect.recompute import Flags, Floats, Numbers, Updates
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -177,17 +177,17 @@ def _values(numbers: Numbers, number: int, index: int | None) -> Values:
 
 def _one_kind(kind: str, before: Numbers, after: Numbers, wanted_r: Flags, places: NDArray[np.int64]) -> Comparison:
     both = np.flatnonzero(wanted_r & (places >= 0))
-    there = places[both]
+    kept = places[both]
     differing = {
-        name: _differences(getattr(before, name)[both], getattr(after, name)[there])
+        name: _differences(getattr(before, name)[both], getattr(after, name)[kept])
         for name in ("baseline", "sigma", "advantage", "omega", "effective_advantage", "uniform", "guarded")
     }
-    was, now = before.effective_advantage[both], after.effective_advantage[there]
+    was, now = before.effective_advantage[both], after.effective_advantage[kept]
     spreads = {"effective_advantage": _spread(was, now)} if len(both) else {}
     shares = {
-        "live": (_mean(~before.uniform[wanted_r]), _mean(~after.uniform[there])),
-        "guarded": (_mean(before.guarded[wanted_r]), _mean(after.guarded[there])),
-        "punished_correct": (_punished(before, np.flatnonzero(wanted_r)), _punished(after, there)),
+        "live": (_mean(~before.uniform[wanted_r]), _mean(~after.uniform[kept])),
+        "guarded": (_mean(before.guarded[wanted_r]), _mean(after.guarded[kept])),
+        "punished_correct": (_punished(before, np.flatnonzero(wanted_r)), _punished(after, kept)),
     }
     unknown = 0
     pairs = _paired_updates(before, after, places)
@@ -197,8 +197,8 @@ def _one_kind(kind: str, before: Numbers, after: Numbers, wanted_r: Flags, place
             for name in ("ratio", "is_weight", "row_weight"):
                 spreads[name] = _spread(getattr(old, f"{name}_u"), getattr(new, f"{name}_u"))
             for name in ("ratio", "lower", "upper", "clipped", "is_weight", "objective", "row_weight"):
-                one, other = getattr(old, f"{name}_u")[new.known_u], getattr(new, f"{name}_u")[new.known_u]
-                differing[name] = _differences(one, other)
+                values = (getattr(updates, f"{name}_u")[new.known_u] for updates in (old, new))
+                differing[name] = _differences(*values)
         shares["clipped"] = (_mean(old.clipped_u[new.known_u]), _mean(new.clipped_u[new.known_u]))
         unknown = int((~new.known_u).sum())
     return Comparison(
@@ -237,9 +237,9 @@ def _sign(values: Floats) -> NDArray[np.int64]:
 
 
 def _flips(before: Floats, after: Floats) -> dict[str, int]:
-    one, other = _sign(before), _sign(after)
+    signs, others = _sign(before), _sign(after)
     counts = {
-        f"{_SIGNS[was]} to {_SIGNS[now]}": int(((one == was) & (other == now)).sum())
+        f"{_SIGNS[was]} to {_SIGNS[now]}": int(((signs == was) & (others == now)).sum())
         for was in _SIGNS
         for now in _SIGNS
         if was != now
@@ -248,8 +248,7 @@ def _flips(before: Floats, after: Floats) -> dict[str, int]:
 
 
 def capability_differences(
-    before: Sequence[Mapping[str, object]], after: Sequence[Mapping[str, object]]
-) -> dict[str, tuple[Mapping[str, object], Mapping[str, object]]]:
+    before: Mapping[str, CapabilityRow], after: Mapping[str, CapabilityRow]
+) -> dict[str, tuple[CapabilityRow, CapabilityRow]]:
     """Agents whose row of the capability table differs: agent -> (before, after)."""
-    other = {row["agent"]: row for row in after}
-    return {str(row["agent"]): (row, other[row["agent"]]) for row in before if row != other[row["agent"]]}
+    return {agent: (row, after[agent]) for agent, row in before.items() if row != after[agent]}

@@ -8,33 +8,38 @@ Legend: `_r` responses in a learner's advantages table, `_u` rows of its trace (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from hacpo.algorithm.advantage_table import (
+    CapabilityRow,
     advantage_columns,
     capabilities_used,
+    capability_by_agent,
     capability_rows,
     side_sample_capability,
 )
 from hacpo.algorithm.oracle import capabilities_of_step
-from hacpo.algorithm.rollouts import in_order, reward_array
+from hacpo.algorithm.rollouts import ordered_responses, reward_array
 from hacpo.algorithm.trace import trace_columns
-from hacpo.algorithm.updates import plan_updates, shuffle_seed
-from hacpo.artifacts import tables
+from hacpo.algorithm.updates import pool_slots, scheduled, shuffle_seed
+from hacpo.artifacts import parquet, tables
 from hacpo.errors import ArtifactError
 from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.root import Settings
 from hacpo.tools.inspect.question import Question, check_made_with
-from hacpo.tools.inspect.step_reader import Row, StepReader
+from hacpo.tools.inspect.step_reader import StepReader
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Capabilities = dict[str, CapabilityRow]
+"""Agent -> its row of the capability table."""
 
 _POOLED = (
     "rollout_id",
@@ -112,13 +117,13 @@ class WhatIf:
 
     Attributes:
         question: the settings on both sides.
-        capability: rows of the capability table, before and after.
+        capability: agent -> its row of the capability table, before and after.
         learners: learner -> (before, after).
         reader: the step, and which tables are missing.
     """
 
     question: Question
-    capability: tuple[list[Row], list[Row]]
+    capability: tuple[Capabilities, Capabilities]
     learners: dict[str, tuple[Numbers, Numbers]]
     reader: StepReader
 
@@ -129,10 +134,10 @@ class _Step:
 
     question: Question
     reader: StepReader
-    ordered: list[tuple[str, Row]]
+    responses: pa.Table
     group_size: int
-    capability_before: list[Row]
-    capability_after: list[Row]
+    capability_before: Capabilities
+    capability_after: Capabilities
 
 
 def recompute(question: Question, step: int, learners: Sequence[str]) -> WhatIf:
@@ -154,32 +159,28 @@ def _read_step(question: Question, reader: StepReader) -> _Step:
     layout, step, as_run = question.pipeline.layout, reader.step, question.as_run
     agents = list(as_run.agents)
     group_size = as_run.responses_per_prompt
-    ordered = _ordered(question, reader)
+    responses = _responses(question, reader)
     path = layout.capability(step)
-    before = reader.required(tables.CAPABILITY).to_pylist()
+    before = capability_by_agent(reader.required(tables.CAPABILITY))
     check_made_with(path, as_run)
     settings = question.settings.algorithm.capability
-    rewards = _by_agent(ordered, agents, group_size)
-    after = capability_rows(rewards, _rows_before(question, reader), settings, _oracle(question, reader))
-    return _Step(question, reader, ordered, group_size, before, after)
+    rewards = _by_agent(responses, agents, group_size)
+    rows = capability_rows(rewards, _rows_before(question, reader), settings, _oracle(question, reader))
+    return _Step(question, reader, responses, group_size, before, {row.agent: row for row in rows})
 
 
-def _ordered(question: Question, reader: StepReader) -> list[tuple[str, Row]]:
-    """(agent, verdict) of every response of a step, in order."""
-    verdicts = {agent: _verdicts(reader, agent) for agent in question.as_run.agents}
+def _responses(question: Question, reader: StepReader) -> pa.Table:
+    """Reward of every response of a step, in order."""
+    columns = ["rollout_id", "reward", "problem_id", "sample"]
+    verdicts = {agent: reader.required(tables.VERDICTS, agent, columns) for agent in question.as_run.agents}
     problem_ids = [row["problem_id"] for row in reader.problems()]
     where = f"verdicts of step {reader.step}"
-    return in_order(problem_ids, verdicts, question.as_run.responses_per_prompt, where=where)
+    return ordered_responses(problem_ids, verdicts, question.as_run.responses_per_prompt, where=where)
 
 
-def _verdicts(reader: StepReader, agent: str) -> list[Row]:
-    columns = ["rollout_id", "reward", "problem_id", "sample"]
-    return list(reader.required(tables.VERDICTS, agent, columns).to_pylist())
-
-
-def _by_agent(ordered: Sequence[tuple[str, Row]], agents: Sequence[str], group_size: int) -> dict[str, Floats]:
+def _by_agent(responses: pa.Table, agents: Sequence[str], group_size: int) -> dict[str, Floats]:
     """Every agent's own rewards, [P, G], from its verdicts in order."""
-    rewards = reward_array(ordered, len(ordered) // (len(agents) * group_size), len(agents), group_size)
+    rewards = reward_array(responses, len(agents), group_size)
     return {agent: rewards[:, number] for number, agent in enumerate(agents)}
 
 
@@ -193,12 +194,12 @@ def _oracle(question: Question, reader: StepReader) -> dict[str, float] | None:
     capabilities = {}
     for agent in agents:
         table = reader.required(tables.SIDE_VERDICTS, agent, ["reward", "sample"])
-        rewards = [row["reward"] for row in table.to_pylist() if row["sample"] < settings.oracle_samples]
-        capabilities[agent] = side_sample_capability(rewards, settings)
+        asked = table.filter(pc.less(table["sample"], settings.oracle_samples))
+        capabilities[agent] = side_sample_capability(asked["reward"].to_numpy(), settings)
     return capabilities
 
 
-def _rows_before(question: Question, reader: StepReader) -> dict[str, Row]:
+def _rows_before(question: Question, reader: StepReader) -> Capabilities:
     """Every agent's row of the step before: its file's, or, where another window, metric or number of samples is asked
     about, from the verdicts."""
     if reader.step == 1:
@@ -206,13 +207,13 @@ def _rows_before(question: Question, reader: StepReader) -> dict[str, Row]:
     keys = ("window", "metric", "samples")
     if not {f"algorithm.capability.{key}" for key in keys} & question.changed.keys():
         earlier = StepReader(question.pipeline, reader.step - 1)
-        return {row["agent"]: row for row in earlier.required(tables.CAPABILITY).to_pylist()}
+        return capability_by_agent(earlier.required(tables.CAPABILITY))
     settings, agents = question.settings.algorithm.capability, list(question.as_run.agents)
-    rows: dict[str, Row] = {}
+    rows: Capabilities = {}
     for step in range(max(1, reader.step - settings.window + 1), reader.step):
         earlier = StepReader(question.pipeline, step)
-        rewards = _by_agent(_ordered(question, earlier), agents, question.as_run.responses_per_prompt)
-        rows = {row["agent"]: row for row in capability_rows(rewards, rows, settings)}
+        rewards = _by_agent(_responses(question, earlier), agents, question.as_run.responses_per_prompt)
+        rows = {row.agent: row for row in capability_rows(rewards, rows, settings)}
     return rows
 
 
@@ -223,20 +224,19 @@ def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:
     path = layout.advantages(step, learner)
     table = reader.required(tables.ADVANTAGES, learner)
     check_made_with(path, question.as_run)
-    before = _numbers(table.to_pydict())
+    before = _numbers(table)
     settings = question.settings.algorithm
     agents = list(question.as_run.agents)
-    after = _numbers(
-        advantage_columns(
-            common.ordered,
-            learner=learner,
-            agents=agents if settings.rollouts.share else [learner],
-            group_size=common.group_size,
-            capabilities=capabilities_used(common.capability_after, settings.advantage),
-            settings=settings.advantage,
-            capability_settings=settings.capability,
-        )
+    columns = advantage_columns(
+        common.responses,
+        learner=learner,
+        agents=agents if settings.rollouts.share else [learner],
+        group_size=common.group_size,
+        capabilities=capabilities_used(common.capability_after.values(), settings.advantage),
+        settings=settings.advantage,
+        capability_settings=settings.capability,
     )
+    after = _numbers(parquet.to_arrow(tables.ADVANTAGES, columns))
     path = layout.trace(step, learner)
     trace = reader.optional(tables.TRACE, learner)
     if trace is None:
@@ -245,24 +245,26 @@ def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:
     path = layout.pool(step, learner)
     algorithm = question.as_run.algorithm
     # Only a batch that was dealt by length needs to know how long prompts are.
-    columns = (*_POOLED, "prompt_token_ids") if algorithm.loss.minibatch_order == "balanced" else _POOLED
-    pool = reader.required(tables.POOL, learner, columns).to_pylist()
+    needed = (*_POOLED, "prompt_token_ids") if algorithm.loss.minibatch_order == "balanced" else _POOLED
+    pool = reader.required(tables.POOL, learner, needed)
     check_made_with(path, question.as_run)
     weight_u = _row_weights(question.as_run, algorithm, pool, trace, step, learner)
     before = replace(before, updates=_as_run(trace, before, weight_u, algorithm.importance.level))
     return before, replace(after, updates=_as_asked(question, pool, trace, before, after, step, learner))
 
 
-def _numbers(columns: Mapping[str, Any]) -> Numbers:
+def _numbers(table: pa.Table) -> Numbers:
+    """Of an advantages table."""
+
     def floats(name: str) -> Floats:
-        return np.asarray(columns[name], dtype=np.float64)
+        return np.asarray(table[name], dtype=np.float64)
 
     def flags(name: str) -> Flags:
-        return np.asarray(columns[name], dtype=np.bool_)
+        return np.asarray(table[name], dtype=np.bool_)
 
     return Numbers(
-        rollout_id=list(columns["rollout_id"]),
-        source=list(columns["source"]),
+        rollout_id=table["rollout_id"].to_pylist(),
+        source=table["source"].to_pylist(),
         is_self=flags("is_self"),
         reward=floats("reward"),
         baseline=floats("baseline"),
@@ -306,7 +308,7 @@ def _as_run(trace: pa.Table, before: Numbers, row_weight_u: Floats, level: str) 
 
 
 def _as_asked(
-    question: Question, pool: Sequence[Row], trace: pa.Table, before: Numbers, after: Numbers, step: int, learner: str
+    question: Question, pool: pa.Table, trace: pa.Table, before: Numbers, after: Numbers, step: int, learner: str
 ) -> Updates:
     """The trace under the asked settings; responses that these do not use are left out."""
     assert before.updates is not None
@@ -315,17 +317,16 @@ def _as_asked(
     trace = trace.filter(pa.array(used_u))
     old = before.updates.taken(used_u)
     response_u = position_u[used_u]
-    by_id = {row["rollout_id"]: row for row in pool}
-    rows = [by_id[name] for name in trace["rollout_id"].to_pylist()]
+    rows = pool.take(pc.index_in(trace["rollout_id"], value_set=pool["rollout_id"]))
     is_self_u = _column(trace, "is_self")
     source_logprob_u, source_tokens_u = _divisor(question, rows, trace)
     settings = question.settings.algorithm
     columns = trace_columns(
         learner_logprob=_column(trace, "learner_logprob"),
         source_logprob=source_logprob_u,
-        learner_tokens=np.array([row["learner_tokens"] for row in rows], dtype=np.int64),
+        learner_tokens=_column(rows, "learner_tokens"),
         source_tokens=source_tokens_u,
-        text_bytes=np.array([row["text_bytes"] for row in rows], dtype=np.int64),
+        text_bytes=_column(rows, "text_bytes"),
         is_self=is_self_u,
         effective_advantage=after.effective_advantage[response_u],
         update=old.update_u,
@@ -349,17 +350,16 @@ def _as_asked(
     return _token_level(asked, old, was_u, now_u, is_self_u) if settings.importance.level == "token" else asked
 
 
-def _divisor(question: Question, rows: Sequence[Row], trace: pa.Table) -> tuple[Floats, NDArray[np.int64]]:
+def _divisor(question: Question, rows: pa.Table, trace: pa.Table) -> tuple[Floats, NDArray[np.int64]]:
     """Mean log-probability that each ratio divides by, and its tokens: the trace's own, or, where the run divided by
     the learner's old policy and the question by the source's, the pool's."""
     is_self_u = _column(trace, "is_self")
-    learner_u = np.array([row["learner_tokens"] for row in rows], dtype=np.int64)
-    source_u = np.array([row["source_tokens"] for row in rows], dtype=np.int64)
+    learner_u, source_u = (_column(rows, name).astype(np.int64) for name in ("learner_tokens", "source_tokens"))
     as_run = question.as_run.algorithm.importance.reference
     if as_run == question.settings.algorithm.importance.reference:
         # Under `reference: self` the trace's mean of a cross response is over the learner's tokens.
         return _column(trace, "source_logprob"), source_u if as_run == "source" else learner_u
-    pooled_u = np.array([row["source_logprob"] for row in rows]) / np.maximum(source_u, 1)
+    pooled_u = _column(rows, "source_logprob") / np.maximum(source_u, 1)
     return np.where(is_self_u, _column(trace, "source_logprob"), pooled_u), source_u
 
 
@@ -394,20 +394,22 @@ def _token_level(asked: Updates, old: Updates, was_u: Floats, now_u: Floats, is_
 
 
 def _row_weights(
-    as_run: Settings, asked: AlgorithmSettings, pool: Sequence[Row], trace: pa.Table, step: int, learner: str
+    as_run: Settings, asked: AlgorithmSettings, pool: pa.Table, trace: pa.Table, step: int, learner: str
 ) -> Floats:
     """What each row of the trace counts for in its update (eq. 47), the step cut into updates as the run cut it."""
     loss = as_run.algorithm.loss
-    plan = plan_updates(
-        [{"prompt_token_ids": (), **row, "token_ids": ()} for row in pool],
-        updates=as_run.updates_per_step,
+    updates = as_run.updates_per_step
+    slots = pool_slots(
+        pool,
+        updates=updates,
         order=loss.minibatch_order,
         ranks=loss.ranks,
         seed=shuffle_seed(as_run.seed, step, learner) if loss.shuffle else None,
     )
+    seen = scheduled(pool["source"], slots, updates)
     weights = []
     for source, update in zip(trace["source"].to_pylist(), trace["update"].to_pylist(), strict=True):
-        counts = plan.counts[update] if update < len(plan.counts) else {}
+        counts = seen[update] if update < updates else {}
         if source not in counts:
             raise ArtifactError(
                 f"update {update} of {learner} in step {step} saw no response of {source}",

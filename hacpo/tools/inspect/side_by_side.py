@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from hacpo.artifacts import tables
+from hacpo.artifacts.tables import Row
 from hacpo.errors import SettingsError
 from hacpo.evaluation.measure import measure
-from hacpo.tools.inspect.step_reader import Missing, Row, StepReader, rows_where
+from hacpo.tools.inspect.step_reader import Missing, StepReader, rows_where
 from hacpo.tools.inspect.step_view import Response, punished_best, read_responses
 
 

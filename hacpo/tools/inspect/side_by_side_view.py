@@ -171,7 +171,7 @@ def _judged(shown: SideBySide, response: Response) -> list[Text]:
         return [verdict]
     if shown.measure == "accuracy":
         return [verdict, Text(f"reward {response.reward:g}")]
-    rewards = [one.reward for one in shown.responses if one.reward is not None]
+    rewards = [other.reward for other in shown.responses if other.reward is not None]
     reward = Text(f"reward {response.reward:g}", style=f"bold {_shade(response.reward, rewards)}")
     return [reward] if response.verdict in _VERDICT_STYLES else [reward, verdict]
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hacpo.artifacts import tables
 from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.tables import Row
 from hacpo.errors import MissingInputError, SettingsError
 from hacpo.pipeline.catalogue import maker_of
 from hacpo.pipeline.project import Pipeline
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

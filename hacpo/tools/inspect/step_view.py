@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from hacpo.algorithm.advantage_table import best_responses
 from hacpo.artifacts import tables
-from hacpo.tools.inspect.step_reader import Row, rows_where
+from hacpo.artifacts.tables import Row
+from hacpo.tools.inspect.step_reader import rows_where
 
 Read = Callable[[tables.Table, str, Sequence[str]], pa.Table | None]
 """(table, agent or learner, columns) -> a step's table; None if it is not there yet."""
@@ -99,14 +100,15 @@ def read_responses(
     uses = {learner: _uses(read, learner, problems) for learner in learners}
     responses: dict[str, list[Response]] = {name: [] for name in problems}
     for agent, row, verdict in rows:
-        responses[row.pop("problem_id")].append(_response(row, agent, verdict, uses))
+        responses[row["problem_id"]].append(_response(row, agent, verdict, uses))
     return responses
 
 
 def _response(row: Row, agent: str, verdict: Row, uses: dict[str, dict[str, Use]]) -> Response:
     name = row["rollout_id"]
+    drawn = {key: value for key, value in row.items() if key != "problem_id"}
     return Response(
-        **row,
+        **drawn,
         agent=agent,
         verdict=verdict.get("verdict"),
         reward=verdict.get("reward"),
@@ -126,7 +128,8 @@ def _uses(read: Read, learner: str, problems: Sequence[str]) -> dict[str, Use]:
     terms: dict[str, list[Terms]] = {}
     trace = read(tables.TRACE, learner, ["rollout_id", *Terms.__dataclass_fields__])
     for row in rows_where(trace, "rollout_id", list(pool.keys() | worth.keys())):
-        terms.setdefault(row.pop("rollout_id"), []).append(Terms(**row))
+        values = {name: row[name] for name in Terms.__dataclass_fields__}
+        terms.setdefault(row["rollout_id"], []).append(Terms(**values))
     return {
         name: Use(
             learner=learner,

@@ -90,17 +90,12 @@ def _print_capability(console: Console, result: WhatIf) -> None:
         positive = settings.algorithm.capability.metric == "positive_rate"
         word = "positive rate" if positive else measure(settings.verification)
         for key, name in (("accuracy", word), ("capability", "capability")):
-            if was[key] != now[key]:
-                line.append(f"  {name} {number(float(str(was[key])))} → {number(float(str(now[key])))}")
-        if was["window"] != now["window"]:
-            line.append(f"  window of {_length(was)} steps → {_length(now)}")
+            old, new = getattr(was, key), getattr(now, key)
+            if old != new:
+                line.append(f"  {name} {number(old)} → {number(new)}")
+        if was.window != now.window:
+            line.append(f"  window of {len(was.window)} steps → {len(now.window)}")
         console.print(line, soft_wrap=True)
-
-
-def _length(row: Mapping[str, object]) -> int:
-    window = row["window"]
-    assert isinstance(window, list)
-    return len(window)
 
 
 def _print_summary(console: Console, part: Comparison) -> None:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hacpo.algorithm.advantage_table import best_responses
 from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.tables import Row
 from hacpo.settings.root import ReportSettings
 from hacpo.settings.verification import VerificationSettings
 from hacpo.tools.inspect.step_view import Response, Use, punished_best, read_responses
-
-Row = dict[str, Any]
 
 RESPONSE_FIELDS = ("sample", "text", "cut", "verdict", "reward", "extracted", "finish_reason", "tokens", "learners")
 """What an embedded response is, by position. `cut`: characters left out; `learners`: one entry per agent, null where
@@ -105,7 +106,7 @@ class Embedded:
         shortened: whether the byte budget left out problems or text.
     """
 
-    index: list[Row]
+    index: Sequence[Row]
     payloads: dict[int, str]
     steps_there: int
     problems_there: int
@@ -131,31 +132,33 @@ def script_json(value: object) -> str:
 
 
 def embed(
-    layout: Layout, run: str, agents: Sequence[str], schedule: Sequence[Row], settings: ReportSettings
+    layout: Layout, run: str, agents: Sequence[str], schedule: pa.Table | None, settings: ReportSettings
 ) -> Embedded:
     """Choose and read the rollouts to show.
 
     Steps are spread evenly over those that have rollouts, the first and the last always among them; of each the first
     problems are taken. (The schedule is shuffled, so the first problems are a fair sample.)
 
+    Args:
+        schedule: the schedule table; None if there is none yet.
+
     Raises:
         ArtifactError: a table is damaged or belongs to another run.
     """
-    by_step: dict[int, list[Row]] = {}
-    for row in schedule:
-        by_step.setdefault(row["step"], []).append(row)
-    sampled = [step for step in sorted(by_step) if any(layout.rollouts(step, agent).exists() for agent in agents)]
+    counts = Counter([] if schedule is None else schedule["step"].to_pylist())
+    sampled = [step for step in sorted(counts) if any(layout.rollouts(step, agent).exists() for agent in agents)]
     wanted = spaced(sampled, settings.browser_steps if settings.problems_per_step else 0)
     share = settings.browser_mebibytes * 2**20 / max(len(wanted), 1)
     index, payloads, shortened = [], {}, False
     for step in wanted:
-        rows = sorted(by_step[step], key=lambda row: row["position"])[: settings.problems_per_step]
-        problems = read_problems(layout, run, step, agents, rows)
+        assert schedule is not None
+        rows = schedule.filter(pc.equal(schedule["step"], step)).sort_by("position")
+        problems = read_problems(layout, run, step, agents, rows.slice(0, settings.problems_per_step).to_pylist())
         texts, shorter = _fit(problems, settings.max_characters, share)
         shortened |= shorter or len(texts) < len(problems)
         payloads[step] = "[" + ",".join(texts) + "]"
         index.append({"step": step, "problems": [_entry(problem) for problem in problems[: len(texts)]]})
-    most = max((len(by_step[step]) for step in sampled), default=0)
+    most = max((counts[step] for step in sampled), default=0)
     return Embedded(index, payloads, len(sampled), most, shortened)
 
 
