@@ -7,6 +7,7 @@ waits for ever for whoever should write into a pipe, and a copy of a run need no
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -24,7 +25,6 @@ from hacpo.tools.audit.audit_run import AuditRun
 CHECK = "lock"
 """Name of the invariant in every finding of this module."""
 
-_CHUNK = 1 << 20
 _ALWAYS_IGNORED = (".git", ".git/", ".hg/", ".dvc/")
 """What DVC leaves out of every folder, whatever .dvcignore says."""
 
@@ -111,13 +111,9 @@ class Hasher:
         if path not in self._known and not (self._root / path).is_file():
             self._known[path] = Digest("no regular file", 0)  # a pipe, which nobody waits for, or a link to nowhere
         if path not in self._known:
-            digest = hashlib.md5(usedforsecurity=False)
-            size = 0
             with (self._root / path).open("rb") as stream:
-                while chunk := stream.read(_CHUNK):
-                    digest.update(chunk)
-                    size += len(chunk)
-            self._known[path] = Digest(digest.hexdigest(), size)
+                md5 = hashlib.file_digest(stream, functools.partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+                self._known[path] = Digest(md5, stream.tell())
         return self._known[path]
 
 
@@ -164,12 +160,12 @@ def check_locks(run: AuditRun) -> None:
                 continue
             stages += 1
             try:
-                found, params = _entry(lock, name, entries[name])
+                recorded, params = _entry(lock, name, entries[name])
             except (KeyError, TypeError, ValueError, AttributeError):
                 run.find(CHECK, lock, name, expected="an entry that DVC wrote", found="damaged")
                 continue
-            _compare_entry(run, lock, name, entries[name], declared[name], found, params)
-            records += found
+            _compare_entry(run, lock, name, entries[name], declared[name], recorded, params)
+            records += recorded
             for key, value in params.items():
                 parameters.setdefault(key, []).append((lock, name, value))
     _compare_parameters(run, parameters)
@@ -244,9 +240,9 @@ def _compare_plan(run: AuditRun, path: Path, text: str) -> None:
     except (OSError, UnicodeDecodeError):
         run.find(CHECK, path, expected="a stamped dvc.yaml", found="no readable file", note=note)
         return
-    for number, (wanted, found) in enumerate(itertools.zip_longest(text.splitlines(), lines), start=1):
-        if wanted != found:
-            ends = [line.strip() if line is not None else "end of file" for line in (wanted, found)]
+    for number, (wanted, present) in enumerate(itertools.zip_longest(text.splitlines(), lines), start=1):
+        if wanted != present:
+            ends = [line.strip() if line is not None else "end of file" for line in (wanted, present)]
             run.find(CHECK, path, f"line {number}", expected=ends[0], found=ends[1], note=note)
             return
 
@@ -263,14 +259,14 @@ def _compare_entry(
     """A lock's entry against the stage that dvc.yaml declares: command, and which paths and parameters."""
     if entry.get("cmd") != declared.cmd:
         run.find(CHECK, lock, name, "cmd", expected=declared.cmd, found=entry.get("cmd"))
-    for kind, wanted, found in (
+    for kind, wanted, recorded in (
         ("deps", declared.deps, {record.path for record in records if not record.is_output}),
         ("outs", declared.outs, {record.path for record in records if record.is_output}),
         ("params", declared.params, set(params)),
     ):
-        for path in sorted(wanted - found):
+        for path in sorted(wanted - recorded):
             run.find(CHECK, lock, name, kind, expected=path, found="not recorded")
-        for path in sorted(found - wanted):
+        for path in sorted(recorded - wanted):
             run.find(CHECK, lock, name, kind, expected="not in dvc.yaml", found=path)
     files = set(entry.get("params", {}))
     if files != declared.settings:
@@ -322,54 +318,54 @@ def _compare_files(run: AuditRun, hasher: Hasher, records: Iterable[_Record]) ->
     # Deepest first: a folder that differs because of what it holds is named by that.
     for path in sorted(by_path, key=lambda path: (-path.count("/"), path)):
         entries = sorted(by_path[path], key=lambda record: not record.is_output)  # the stage that made it comes first
-        found = hasher.digest(path)
-        if found is None and (step := _step_of_checkpoint(run, path)) is not None and _may_be_gone(run, step):
+        actual = hasher.digest(path)
+        if actual is None and (step := _step_of_checkpoint(run, path)) is not None and _may_be_gone(run, step):
             if step not in run.not_here:
                 run.skip("the files of a checkpoint", "it was pruned")
-            found = entries[0].digest
-        odd = [record for record in entries if record.digest != found]
-        if found is not None and len(odd) < len(entries):
+            actual = entries[0].digest
+        odd = [record for record in entries if record.digest != actual]
+        if actual is not None and len(odd) < len(entries):
             for record in odd:
-                _find_odd_record(run, record, found)
+                _find_odd_record(run, record, actual)
         elif not any(inner.startswith(f"{path}/") for inner in wrong):
             wrong.append(path)
-            _find_changed(run, hasher, entries, found, _manifest(run.pipeline.root, by_path, path))
+            _find_changed(run, hasher, entries, actual, _manifest(run.pipeline.root, by_path, path))
 
 
-def _find_odd_record(run: AuditRun, record: _Record, found: Digest) -> None:
-    column = _difference(record.digest, found)
+def _find_odd_record(run: AuditRun, record: _Record, actual: Digest) -> None:
+    column = _difference(record.digest, actual)
     run.find(
         CHECK,
         record.lock,
         record.stage,
         f"{record.path} {column}",
-        expected=getattr(found, column),
+        expected=getattr(actual, column),
         found=getattr(record.digest, column),
         note=f"{'output' if record.is_output else 'dependency'} on disk",
     )
 
 
-def _difference(one: Digest, other: Digest) -> str:
-    return next(name for name in ("md5", "size", "nfiles") if getattr(one, name) != getattr(other, name))
+def _difference(record: Digest, actual: Digest) -> str:
+    return next(name for name in ("md5", "size", "nfiles") if getattr(record, name) != getattr(actual, name))
 
 
 def _find_changed(
     run: AuditRun,
     hasher: Hasher,
     entries: Sequence[_Record],
-    found: Digest | None,
+    actual: Digest | None,
     manifest: Mapping[str, str] | None,
 ) -> None:
     """The findings for a path that is not what any lock says; of a folder, its files where DVC's cache lists them."""
     first = entries[0]
     note = _recorded_by(run, [(record.stage, record.lock) for record in entries])
     path = run.pipeline.root / first.path
-    if found is None:
+    if actual is None:
         run.find(CHECK, path, expected=first.digest.md5, found="missing", note=note)
         return
-    column = _difference(first.digest, found)
-    if column != "md5" or manifest is None or found.nfiles is None:
-        wanted, here = getattr(first.digest, column), getattr(found, column)
+    column = _difference(first.digest, actual)
+    if column != "md5" or manifest is None or actual.nfiles is None:
+        wanted, here = getattr(first.digest, column), getattr(actual, column)
         run.find(CHECK, path, column=column, expected=wanted, found=here, note=note)
         return
     parts = hasher.parts(first.path)

@@ -52,10 +52,6 @@ class ListColumn:
         start = int(self.starts[index])
         return list(self.values[start : start + int(self.lengths[index])].tolist())
 
-    def rows_of_values(self) -> Ints:
-        """Row of each value."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
     def positions(self) -> Ints:
         """Place of each value in its list."""
         return np.arange(len(self.values)) - np.repeat(self.starts, self.lengths)
