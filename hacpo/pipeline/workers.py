@@ -30,14 +30,14 @@ class StageFailedError(HacpoError):
 def _started() -> tuple[subprocess.Popen[bytes], Connection]:
     """A worker, and what it is talked to through. By `subprocess`: `multiprocessing` would have it run the user's own
     program once more, up to the line that started this one."""
-    here, there = multiprocessing.Pipe()
+    driver_end, worker_end = multiprocessing.Pipe()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "hacpo.pipeline.worker", str(there.fileno()), str(os.getpid())],
+        [sys.executable, "-P", "-m", "hacpo.pipeline.worker", str(worker_end.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
-        pass_fds=[there.fileno()],
+        pass_fds=[worker_end.fileno()],
     )
-    there.close()
-    return process, here
+    worker_end.close()
+    return process, driver_end
 
 
 def _send(connection: Connection, arguments: Sequence[str]) -> None:

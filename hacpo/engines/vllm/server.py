@@ -308,16 +308,16 @@ class VllmServer:
 
     def _response(self, choice: dict[str, Any], asked: dict[str, Any]) -> SampledResponse:
         """One completion as a sampled response, if the request may have given it: training takes that for granted."""
-        token_ids, said = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
+        token_ids, reported = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
         with np.errstate(over="ignore"):
-            logprobs = np.array(said, dtype=np.float32)  # which is what they are, written with all their digits
-        outside = [one for one in token_ids if type(one) is not int or not 0 <= one < self._rows]
+            logprobs = np.array(reported, dtype=np.float32)  # which is what they are, written with all their digits
+        outside = [token for token in token_ids if type(token) is not int or not 0 <= token < self._rows]
         if outside:
             raise self._stranger(f"token {outside[0]!r:.40} of a model that has {self._rows}")
         if not 1 <= len(token_ids) <= asked["max_tokens"]:
             raise self._stranger(f"a response of {len(token_ids)} tokens, not of 1 to {asked['max_tokens']}")
-        numbers = all(type(value) in (int, float) for value in said) and np.isfinite(logprobs) & (logprobs <= 0)
-        if len(said) != len(token_ids) or not np.all(numbers):
+        numbers = all(type(value) in (int, float) for value in reported) and np.isfinite(logprobs) & (logprobs <= 0)
+        if len(reported) != len(token_ids) or not np.all(numbers):
             raise self._stranger("log-probabilities that are not a finite number up to 0 for each token")
         if not self._ends(token_ids, choice["finish_reason"], asked):
             raise self._stranger(f"a response that ends otherwise than by {choice['finish_reason']!r:.40}")
