@@ -16,6 +16,7 @@ from typing import Any
 
 from hacpo.artifacts.durability import flush_names, set_aside
 from hacpo.artifacts.storage import atomic, refusal, refused, remove
+from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline import rwlock
 from hacpo.pipeline.databases import give_up_when_refused
@@ -24,7 +25,7 @@ from hacpo.pipeline.leases import lease
 from hacpo.pipeline.lock_text import with_stage
 
 _GIVE_BACK_SECONDS = 10.0
-_CHECKPOINT = re.compile(r"/checkpoints/step=\d{4}/agent=[^/]+$")
+_CHECKPOINT = re.compile(rf"/{CHECKPOINT.pattern}$")
 
 
 def project_root(root: Path) -> str:

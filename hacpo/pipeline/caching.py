@@ -27,7 +27,7 @@ from hacpo.pipeline.bookkeeping import Books, check_object
 from hacpo.pipeline.dvc_files import cached_steps, is_cached, set_cached
 from hacpo.pipeline.flushing import flushed_copies
 from hacpo.pipeline.history import History
-from hacpo.pipeline.order import command_of, step_file
+from hacpo.pipeline.order import makes_checkpoint, step_file
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.retention.pruning import AgentPlan
 
@@ -90,7 +90,7 @@ class CheckpointCache:
     def release(self, step: int, stage: Any) -> None:
         """Before a stage is run: if it makes a checkpoint anew, the step is no more in the cache. A flag beside a lock
         that names what the cache lacks would have `dvc repro` train again, and `dvc checkout` remove what is there."""
-        if command_of(stage) in ("warmup", "update") and is_cached(self.pipeline, step):
+        if makes_checkpoint(stage) and is_cached(self.pipeline, step):
             with self.books.open():
                 set_cached(self.pipeline, step, cached=False)
 

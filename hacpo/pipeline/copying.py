@@ -20,7 +20,7 @@ from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.catalogue import WARMUP
 from hacpo.pipeline.dvc_files import stamp
 from hacpo.pipeline.locks import driver_lock
-from hacpo.pipeline.order import agent_of, command_of, stage_groups, step_file
+from hacpo.pipeline.order import agent_of, command_of, makes_checkpoint, stage_groups, step_file
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.session import ConsoleProgress
@@ -101,7 +101,7 @@ def _is_there(folder: Path) -> SettingsError:
 def _current_starts(source: Pipeline, books: Books) -> list[str]:
     path = step_file(source, 0)
     stages = books.stages(path) if path.is_file() else []
-    return [agent_of(stage) for stage in stages if command_of(stage) == "warmup" and books.is_current(stage)]
+    return [agent_of(stage) for stage in stages if makes_checkpoint(stage) and books.is_current(stage)]
 
 
 def _same_start(source: Pipeline, agent: str) -> bool:
@@ -137,7 +137,7 @@ def _begin(source: Pipeline, target: Pipeline, books: Books, shared: Sequence[st
                     if failure is not None:
                         raise failure
                     books.finish(stage)
-                elif command_of(stage) == "warmup" and agent_of(stage) in shared:
+                elif makes_checkpoint(stage) and agent_of(stage) in shared:
                     books.begin(stage)
                     _link_start(source, target, agent_of(stage))
                     books.finish(stage)

@@ -22,7 +22,7 @@ from hacpo.pipeline.caching import CheckpointCache
 from hacpo.pipeline.dvc_files import stamp
 from hacpo.pipeline.live_view import RunView
 from hacpo.pipeline.locks import driver_lock
-from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
+from hacpo.pipeline.order import agent_of, command_of, makes_checkpoint, may_be_pruned, stage_groups
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.remaking import Remaking
 from hacpo.pipeline.repairing import repair
@@ -119,7 +119,7 @@ def run_pipeline(
                     on_done=_recorder(books, todo),
                 )
                 ran += len(done)
-                trained = trained or any(command_of(stage) in ("warmup", "update") for stage in todo)
+                trained = trained or any(map(makes_checkpoint, todo))
                 if failure is not None:
                     raise failure
                 view.settled(step, [command_of(stage) for stage in group])

@@ -13,6 +13,7 @@ otherwise not run it for settings that it has seen before, but restore what it m
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from hacpo.artifacts.storage import atomic
 from hacpo.artifacts.tables import CHECKPOINT, metrics_file, step_dir
-from hacpo.artifacts.text_files import read_text
+from hacpo.artifacts.text_files import read_bytes, read_text
 from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import PIPELINE, RESOLVE, StageSpec, Use, step_stages
 from hacpo.pipeline.order import step_file, step_files
@@ -162,6 +163,12 @@ def _outs(lines: Iterable[str]) -> Iterator[str]:
             yield line
 
 
+def _says(path: Path, text: str) -> bool:
+    with contextlib.suppress(OSError):
+        return read_bytes(path) == text.encode()
+    return False
+
+
 def set_cached(pipeline: Pipeline, step: int, *, cached: bool) -> None:
     """Say in a step's DVC file whether its checkpoints are in DVC's cache."""
     with atomic(step_file(pipeline, step)) as scratch:
@@ -181,7 +188,7 @@ def stamp(pipeline: Pipeline) -> list[Path]:
             if given is not None and Path(given).is_relative_to(f"artifacts/{pipeline.run}"):
                 raise SettingsError("an agent cannot start from its own run's output", where=f"agents.{name}.{key}")
     files = rendered(pipeline)
-    changed = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
+    changed = [path for path, text in files.items() if not _says(path, text)]
     for path in changed:
         with atomic(path) as scratch:
             scratch.write_text(files[path], encoding="utf-8")

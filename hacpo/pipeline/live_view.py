@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hacpo.artifacts.text_files import load_json
 from hacpo.evaluation.values import best_step, result
+from hacpo.pipeline.noted import numbers
 from hacpo.pipeline.project import Pipeline
 
 _QUIET_SECONDS = 15.0
@@ -91,7 +90,7 @@ class RunView:
         """These stages are done and recorded."""
         for stage in stages:
             for agent in self._agents:
-                metrics = self._metrics(stage, step, agent)
+                metrics = numbers(self._pipeline.layout, stage, step, agent)
                 if stage == "verify" and "accuracy" in metrics:
                     self._reward[agent] = metrics["accuracy"]
                 if stage == "evaluate":
@@ -130,13 +129,6 @@ class RunView:
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
-
-    def _metrics(self, stage: str, step: int, agent: str) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = load_json(self._pipeline.layout.metrics(stage, step, agent))
-        except (OSError, ValueError):
-            return {}
-        return found
 
     def _close_step(self) -> None:
         if not self._step_ran:

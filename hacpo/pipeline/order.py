@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hacpo.artifacts.tables import CHECKPOINT
+from hacpo.pipeline import catalogue
+from hacpo.pipeline.catalogue import StageSpec
 from hacpo.pipeline.project import Pipeline
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ def stage_groups(pipeline: Pipeline, books: Books, until: int | None = None) -> 
     own = books.stages(pipeline.folder / "dvc.yaml")
     last = pipeline.settings.steps if until is None else min(until, pipeline.settings.steps)
     for stage in own:
-        if stage.name in ("resolve", "prepare"):
+        if _at(stage) == "before":
             yield 0, [stage]
     for step in range(last + 1):
         stages = books.stages(step_file(pipeline, step))
@@ -27,7 +30,7 @@ def stage_groups(pipeline: Pipeline, books: Books, until: int | None = None) -> 
             yield step, list(group)
     if last == pipeline.settings.steps:
         for stage in own:
-            if stage.name == "report":
+            if _at(stage) == "after":
                 yield last, [stage]
         for stage in books.stages(pipeline.root / "dvc.yaml") if (pipeline.root / "dvc.yaml").is_file() else []:
             # A stage of the project's own that hangs on this run's report, such as the quickstart's.
@@ -51,6 +54,25 @@ def command_of(stage: Any) -> str:
     return shlex.split(stage.cmd)[1]
 
 
+def spec_of(stage: Any) -> StageSpec | None:
+    """Its entry in the catalogue; None of one of the project's own."""
+    words = shlex.split(stage.cmd)
+    return next(
+        (spec for spec in catalogue.PIPELINE if words[1] == spec.command and ("--side" in words) == spec.side), None
+    )
+
+
+def _at(stage: Any) -> str:
+    spec = spec_of(stage)
+    return "" if spec is None else spec.at
+
+
+def makes_checkpoint(stage: Any) -> bool:
+    """Whether it makes an agent's checkpoint."""
+    spec = spec_of(stage)
+    return spec is not None and spec.makes(CHECKPOINT)
+
+
 def agent_of(stage: Any) -> str:
     """Whose part of the step it is; empty if it is all agents'."""
     words = shlex.split(stage.cmd)
@@ -59,4 +81,4 @@ def agent_of(stage: Any) -> str:
 
 def may_be_pruned(pipeline: Pipeline, step: int, stage: Any) -> bool:
     """Whether the stage's checkpoint may be missing without anything being undone: not the start, not the result."""
-    return 0 < step < pipeline.settings.steps and command_of(stage) == "update"
+    return 0 < step < pipeline.settings.steps and makes_checkpoint(stage)

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.artifacts.weights import policy_files, policy_hash
 from hacpo.errors import ArtifactError, HacpoError
+from hacpo.pipeline.catalogue import maker_of
+from hacpo.pipeline.noted import noted
 from hacpo.pipeline.project import Pipeline
 
 
 def recorded_policy(layout: Layout, step: int, agent: str) -> str | None:
     """The hash that the run's files name; None where they do not."""
-    noted = _json(layout.metrics("update" if step else "warmup", step, agent)).get("policy")
-    return noted if isinstance(noted, str) else _sampled_policy(layout.rollouts(step + 1, agent))
+    recorded = noted(layout.metrics(maker_of(CHECKPOINT, step).name, step, agent)).get("policy")
+    return recorded if isinstance(recorded, str) else _sampled_policy(layout.rollouts(step + 1, agent))
 
 
 def check_policy(
@@ -63,7 +64,7 @@ def holds_others(layout: Layout, step: int, agent: str) -> bool:
     No weights are read: what they hashed to is taken from the last reader or writer, as long as sizes and modification
     times are those that it met.
     """
-    known = _json(layout.known_policy(step, agent))
+    known = noted(layout.known_policy(step, agent))
     if not known or known.get("files") != _stamps(layout.checkpoint(step, agent)):
         return False
     return recorded_policy(layout, step, agent) not in (None, known.get("policy"))
@@ -71,7 +72,7 @@ def holds_others(layout: Layout, step: int, agent: str) -> bool:
 
 def _remember(layout: Layout, step: int, agent: str, policy: str, stamps: dict[str, list[int]]) -> None:
     path, content = layout.known_policy(step, agent), {"policy": policy, "files": stamps}
-    if _json(path) != content:
+    if noted(path) != content:
         with contextlib.suppress(HacpoError, OSError):  # a run that may only be read is read all the same
             path.parent.mkdir(parents=True, exist_ok=True)
             storage.write_json(path, content)
@@ -93,11 +94,3 @@ def _sampled_policy(rollouts: Path) -> str | None:
         for shard in parquet.whole_shards(rollouts, tables.ROLLOUTS, columns=["policy"]):
             return str(shard.content["policy"][0].as_py()) if len(shard.content) else None
     return None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content: Any = load_json(path)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

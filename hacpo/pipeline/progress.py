@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from hacpo.artifacts.tables import REPORT
-from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.tables import CHECKPOINT, REPORT
 from hacpo.errors import harmless
 from hacpo.evaluation.measure import described
 from hacpo.evaluation.values import accuracies, best_step
 from hacpo.phrases import mebibytes, ranges
 from hacpo.pipeline import lessons
-from hacpo.pipeline.catalogue import PREPARE, UPDATE, WARMUP, StageSpec, step_stages
+from hacpo.pipeline.catalogue import PIPELINE, StageSpec, step_stages
 from hacpo.pipeline.elsewhere import described as described_elsewhere
 from hacpo.pipeline.elsewhere import not_here
+from hacpo.pipeline.noted import numbers
 from hacpo.pipeline.policies import holds_others
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruned import checkpoints_there, read_record
@@ -28,7 +31,8 @@ from hacpo.settings import params
 def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[StageSpec, str, Path]]:
     """(stage, agent, output) of everything of a step, in the order in which it is made."""
     layout, agents = pipeline.layout, list(pipeline.settings.agents)
-    stages = [*([PREPARE] if step else []), *step_stages(pipeline.settings, step)]
+    before = [spec for spec in PIPELINE if spec.at == "before" and step]
+    stages = [*before, *step_stages(pipeline.settings, step)]
     return [
         (spec, agent, layout.path(use.artifact, step, owner))
         for spec in stages
@@ -41,19 +45,25 @@ def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[StageSpec, str, Pa
 
 def next_command(pipeline: Pipeline) -> str | None:
     """The first command whose output is not there; None when all are. Whether they are current, only DVC knows."""
-    layout = pipeline.layout
-    if not layout.settings.is_file():
-        return pipeline.command("resolve")
-    if not layout.schedule.is_file() or not layout.data.is_dir():
-        return pipeline.command("prepare")
+    once = [spec for spec in PIPELINE if not _is_made(pipeline, spec)]
+    first = next((spec for spec in once if spec.at == "before"), None)
+    if first is not None:
+        return pipeline.command(first.name)
     elsewhere = not_here(pipeline)
     for step in range(pipeline.settings.steps + 1):
         for stage, agent, output in step_outputs(pipeline, step):
-            if stage in (WARMUP, UPDATE) and step in elsewhere:
+            if stage.makes(CHECKPOINT) and step in elsewhere:
                 continue
             if not _is_done(pipeline, step, stage, agent, output):
                 return pipeline.command_for(stage, step, agent)
-    return None if layout.path(REPORT).is_file() else pipeline.command("report")
+    return next((pipeline.command(spec.name) for spec in once if spec.at == "after"), None)
+
+
+def _is_made(pipeline: Pipeline, spec: StageSpec) -> bool:
+    """Whether all is there that a stage makes once for the run."""
+    made = [use.artifact for use in spec.writes if use.artifact.per == "run"]
+    places = [(artifact.file, pipeline.layout.path(artifact)) for artifact in made]
+    return all(path.is_file() if file else path.is_dir() for file, path in places)
 
 
 def finished_steps(pipeline: Pipeline) -> int:
@@ -62,7 +72,7 @@ def finished_steps(pipeline: Pipeline) -> int:
     for step in range(1, pipeline.settings.steps + 1):
         outputs = step_outputs(pipeline, step)
         if step in elsewhere:
-            outputs = [output for output in outputs if output[0] != UPDATE]
+            outputs = [output for output in outputs if not output[0].makes(CHECKPOINT)]
         if not all(_is_done(pipeline, step, stage, agent, output) for stage, agent, output in outputs):
             break
         done = step
@@ -72,9 +82,9 @@ def finished_steps(pipeline: Pipeline) -> int:
 def _is_done(pipeline: Pipeline, step: int, stage: StageSpec, agent: str, output: Path) -> bool:
     """Whether an output is there, or is a checkpoint that may be missing because the next step has begun from it. One
     with other weights than this run's is not done."""
-    if stage in (WARMUP, UPDATE) and holds_others(pipeline.layout, step, agent):
+    if stage.makes(CHECKPOINT) and holds_others(pipeline.layout, step, agent):
         return False
-    if output.exists() or stage != UPDATE or step == pipeline.settings.steps:
+    if output.exists() or not stage.makes(CHECKPOINT) or step in (0, pipeline.settings.steps):
         return output.exists()
     return pipeline.layout.trace(step, agent).exists() and pipeline.layout.rollouts(step + 1, agent).exists()
 
@@ -83,10 +93,8 @@ def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
     """A stage's metrics added up over the run's steps, for one agent."""
     total: dict[str, float] = {}
     for step in range(pipeline.settings.steps + 1):
-        path = pipeline.layout.metrics(stage, step, agent)
-        for key, value in (load_json(path) if path.is_file() else {}).items():
-            if isinstance(value, int | float):
-                total[key] = total.get(key, 0) + value
+        for key, value in numbers(pipeline.layout, stage, step, agent).items():
+            total[key] = total.get(key, 0) + value
     return total
 
 
@@ -109,8 +117,14 @@ def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0
+    """Bytes of all files below a folder, those left out that go while it is looked at."""
+    size = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = os.stat(os.path.join(at, name))
+                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return size
 
 
 def _what_follows(pipeline: Pipeline, changed: bool) -> str:

@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts import storage
+from hacpo.artifacts.tables import CHECKPOINT, ROLLOUTS, SIDE_ROLLOUTS
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import RemakeError
 from hacpo.phrases import mebibytes, ranges
 from hacpo.pipeline.bookkeeping import Books
-from hacpo.pipeline.catalogue import STAGES
-from hacpo.pipeline.order import command_of
+from hacpo.pipeline.catalogue import PIPELINE
+from hacpo.pipeline.order import agent_of, spec_of
 from hacpo.pipeline.progress import disk_bytes
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruned import checkpoints_there
 from hacpo.settings import params
 
-_SURE = ("warmup", "generate", "side_generate", "update")
+_SURE = tuple(spec for spec in PIPELINE if spec.makes(CHECKPOINT, ROLLOUTS, SIDE_ROLLOUTS))
 """Stages whose settings change what is trained. Of the others (prompts, verdicts, pool, advantages) the files tell."""
 
 
@@ -67,8 +68,15 @@ class Remaking:
         Raises:
             RemakeError: it would make something else than it has made.
         """
-        if command_of(stage) in _SURE and (why := self.books.difference(stage)) is not None:
-            self._ask(max(step, 1), self.pipeline.settings.agents, why)
+        if spec_of(stage) in _SURE and (why := self.books.difference(stage)) is not None:
+            self._ask(max(step, 1), self._taught_by(stage), why)
+
+    def _taught_by(self, stage: Any) -> Collection[str]:
+        """The agents that train on what a stage makes, and on what its like make that differ too."""
+        if self.pipeline.settings.algorithm.rollouts.share:
+            return self.pipeline.settings.agents
+        like = [other for other in self.books.stages(Path(stage.path)) if spec_of(other) == spec_of(stage)]
+        return [agent_of(other) for other in like if self.books.difference(other) is not None]
 
     def done(self) -> None:
         """The run is through: the next one asks again."""
@@ -111,7 +119,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]
     for agent in now["agents"]:
         if agent not in before["agents"]:
             continue  # nothing was trained yet, and whom it joins learn it from `agent_names`
-        read = tuple(f"{key}." for stage in _SURE for key in params.tracked(STAGES[stage].settings, agent))
+        read = tuple(f"{key}." for spec in _SURE for key in params.tracked(spec.settings, agent))
         if keys := [key for key in changed if f"{key}.".startswith(read)]:
             changes[agent] = [f"{key} ({json.dumps(was.get(key))} -> {json.dumps(new.get(key))})" for key in keys]
     return changes

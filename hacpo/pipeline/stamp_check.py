@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from hacpo.artifacts.text_files import read_bytes
 from hacpo.errors import MissingInputError, SettingsError
 from hacpo.pipeline.dvc_files import rendered
 from hacpo.pipeline.order import step_files
@@ -52,7 +53,7 @@ def check_stamped(pipeline: Pipeline) -> None:
 
 def _difference(path: Path, text: str) -> tuple[str, str] | None:
     """The first line that a file should have and the one that it has, the one with the digest last; None: the same."""
-    found = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = read_bytes(path).decode(errors="replace") if path.is_file() else ""
     lines = itertools.zip_longest(text.splitlines(), found.splitlines(), fillvalue="")
     different = [(wanted, other) for wanted, other in lines if wanted != other]
     return min(different, key=lambda pair: pair[0].startswith(_RESOLVE), default=None)

@@ -232,16 +232,19 @@ ADDED = {"disk.fsync": True, "retention.cache": None}
 """Keys that a settings.json made before may lack, and what holds there. No stage reads them."""
 
 
-def recorded(path: Path) -> Any:
+def recorded(path: Path) -> dict[str, Any]:
     """What a settings.json says, with the keys that it may have been made without.
 
     Raises:
-        OSError, ValueError: see `text_files.load_json`.
+        OSError: see `text_files.load_json`.
+        ValueError: it is no JSON, or no mapping.
     """
     tree = load_json(path)
+    if not isinstance(tree, dict):
+        raise ValueError("holds no settings")
     for key, value in ADDED.items():
         block, _, name = key.partition(".")
-        if isinstance(tree, dict) and isinstance(inner := tree.setdefault(block, {}), dict):
+        if isinstance(inner := tree.setdefault(block, {}), dict):
             inner.setdefault(name, value)
     return tree
 

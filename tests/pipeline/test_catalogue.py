@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,9 +22,12 @@ from ruamel.yaml import YAML
 from conftest import PARAMS, Cli, make_project
 from hacpo.artifacts import tables
 from hacpo.cli import app
+from hacpo.pipeline import catalogue, dvc_files
+from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.catalogue import PIPELINE, POOL_STAGE, STAGES, StageSpec, maker_of
 from hacpo.pipeline.command_line import run_app
 from hacpo.pipeline.declared import UndeclaredError
+from hacpo.pipeline.order import stage_groups
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.stage import Stage, open_stage
 
@@ -254,3 +258,18 @@ def test_every_artifact_has_one_maker() -> None:
     assert maker_of(tables.PROBLEMS).name == "prepare"
     with pytest.raises(LookupError, match="no stage alone makes metrics"):
         maker_of(tables.METRICS)
+
+
+ADDED: tuple[tuple[str, Literal["before", "after"]], ...] = (("fetch", "before"), ("publish", "after"))
+
+
+def test_a_stage_runs_when_its_entry_says(project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one before all steps, and one after: nobody but the catalogue knows of them."""
+    fetch, publish = (replace(STAGES["prepare"], name=name, at=at, writes=()) for name, at in ADDED)
+    monkeypatch.setattr(catalogue, "PIPELINE", (*PIPELINE, fetch, publish))
+    monkeypatch.setattr(dvc_files, "PIPELINE", (*PIPELINE, fetch, publish))
+    assert cli("plan", "pipelines/small").code == 0
+    pipeline = Pipeline.open(Path("pipelines/small"))
+    groups = list(stage_groups(pipeline, Books(pipeline.root)))
+    assert [group[0].name for _, group in groups[:3]] == ["resolve", "prepare", "fetch"]
+    assert [(step, group[0].name) for step, group in groups[-2:]] == [(2, "report"), (2, "publish")]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Cli, contents, environment
+from conftest import PARAMS as SETTINGS
+from conftest import Cli, contents, environment, make_finished
 
 RUN = "pipelines/small"
 PARAMS = Path(RUN, "params.yaml")
@@ -68,6 +69,24 @@ def test_a_changed_file_is_asked_about_before_a_checkpoint_is_touched(cli: Cli, 
     assert refused.code == 10
     assert "overwritten, because models/ada has changed" in refused.error
     assert contents(finished_copy) == before
+
+
+def test_where_nobody_shares_only_those_are_named_whose_training_differs(
+    cli: Cli, tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = SETTINGS.replace("recipe: hacpo", "recipe: gspo").replace("steps: 2", "steps: 1")
+    root = make_finished(tmp_path / "project", models, alone)
+    monkeypatch.chdir(root)
+    Path("models").unlink()
+    shutil.copytree(models, "models")
+    config = Path("models/bo/config.json")
+    config.write_text(config.read_text() + "\n")
+    refused = cli("run", RUN)
+    assert refused.code == 10
+    assert "step 1 of bo would be trained again, and 1 checkpoint (" in refused.error
+    config = Path("models/ada/config.json")
+    config.write_text(config.read_text() + "\n")
+    assert "step 1 of ada, bo would be trained again, and 2 checkpoints (" in cli("run", RUN).error
 
 
 def test_checkpoints_of_another_run_are_not_overwritten_unasked(cli: Cli, finished_copy: Path) -> None:

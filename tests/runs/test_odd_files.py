@@ -107,6 +107,56 @@ def test_status_points_to_the_run(finished_copy: Path, cli: Cli) -> None:
     assert "disk:" not in said
 
 
+@pytest.mark.parametrize("file", ["dvc.yaml", "steps/0001/dvc.yaml"])
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_dvc_file_that_is_no_text_is_stamped_anew(finished_copy: Path, cli: Cli, file: str, command: str) -> None:
+    damaged = Path(RUN, file)
+    before = damaged.read_bytes()
+    damaged.write_bytes(before[:40] + b"\xff" + before[40:])
+    stamped = cli("resolve", RUN, "--stamped", "0")
+    assert stamped.code == 2
+    assert f"{damaged}: is stamped from other settings than params.yaml has" in stamped.error
+    said = cli(command, RUN)
+    assert said.code == 0, said.err
+    assert damaged.read_bytes() == before
+
+
+def test_status_passes_over_what_holds_no_settings_and_no_numbers(finished_copy: Path, cli: Cli) -> None:
+    metrics = [ROOT / f"metrics/{stage}/step=0001/ada.json" for stage in ("generate", "update", "verify")]
+    for path, content in zip(metrics, ('{"rollouts": ', "[1]", '{"accuracy": "high"}'), strict=True):
+        path.unlink()
+        path.write_text(content)
+    (ROOT / "metrics/advantage/step=0001/all.json").write_text("[1]")
+    (ROOT / "settings.json").unlink()
+    (ROOT / "settings.json").write_text("[1]")
+    said = cli("status", RUN)
+    assert said.code == 0, said.err
+    assert "artifacts/small/settings.json is not readable" in said.out
+    assert "32" in said.out  # rollouts of step 2 alone
+    assert "not readable as JSON" in cli("prepare", RUN).error
+
+
+def test_a_file_that_goes_while_a_folder_is_measured_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hacpo.pipeline.progress import disk_bytes
+
+    for name in ("stays", "goes"):
+        (tmp_path / name).write_bytes(b"1234")
+    real, looked = os.stat, set()
+
+    def stat(path: str | Path, **options: bool) -> os.stat_result:
+        if Path(path).name == "goes":
+            if path in looked:
+                raise FileNotFoundError(path)
+            looked.add(path)
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert disk_bytes(tmp_path) in (4, 8)
+    assert disk_bytes(tmp_path) == 4
+
+
 def test_an_unknown_run_is_told_which_there_are(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(make_project(tmp_path / "project", tmp_path))
     assert "Did you mean pipelines/small?" in cli("status", "pipelines/smal").error

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hacpo.artifacts.durability import flushing
+from hacpo.artifacts.tables import SETTINGS
 from hacpo.errors import SettingsError
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.caching import CheckpointCache
+from hacpo.pipeline.catalogue import StageSpec
 from hacpo.pipeline.dvc_files import cached_steps
 from hacpo.pipeline.locks import driver_lock
-from hacpo.pipeline.order import agent_of, command_of, may_be_pruned, stage_groups
+from hacpo.pipeline.order import agent_of, may_be_pruned, spec_of, stage_groups
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.progress import changed_settings
 from hacpo.pipeline.project import Pipeline
@@ -93,10 +95,10 @@ def restore_by_hand(pipeline: Pipeline, agent: str, step: int) -> bool:
         progress = ConsoleProgress()
         work.enter_context(books.claimed(pipeline.layout.root, _WAIT_SECONDS))
         with books.open(_WAIT_SECONDS):
-            for title, at in _not_current(pipeline, books, until=step):
-                if not title.startswith("evaluate"):
+            for spec, whose, at in _not_current(pipeline, books, until=step):
+                if spec.at != "evaluation":
                     raise SettingsError(
-                        f"{title} of step {at} is not done, or out of date",
+                        f"{f'{spec.command} {whose}'.strip()} of step {at} is not done, or out of date",
                         where=pipeline.folder,
                         remedy=f"first `{pipeline.command('run')}`",
                     )
@@ -114,14 +116,14 @@ def _books(pipeline: Pipeline) -> Books:
 def _steps_done(pipeline: Pipeline, books: Books) -> int:
     """The last step up to which everything is recorded and current; -1 if not even the start is."""
     first = next(_not_current(pipeline, books), None)
-    return pipeline.settings.steps if first is None else first[1] - 1
+    return pipeline.settings.steps if first is None else first[-1] - 1
 
 
-def _not_current(pipeline: Pipeline, books: Books, until: int | None = None) -> Iterator[tuple[str, int]]:
-    """(command and agent, step) of every stage that would run; not what has no step (settings, report)."""
+def _not_current(pipeline: Pipeline, books: Books, until: int | None = None) -> Iterator[tuple[StageSpec, str, int]]:
+    """(stage, agent, step) of every stage that would run; not what has no step (settings, report)."""
     for step, group in stage_groups(pipeline, books, until):
         for stage in group:
-            title = command_of(stage)
+            spec = spec_of(stage)
             current = books.is_current(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
-            if not current and title not in ("resolve", "report", "status"):
-                yield f"{title} {agent_of(stage)}".strip(), step
+            if not current and spec is not None and spec.at != "after" and not spec.makes(SETTINGS):
+                yield spec, agent_of(stage), step

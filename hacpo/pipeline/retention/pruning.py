@@ -19,6 +19,7 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.storage import refused
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError
+from hacpo.pipeline.progress import disk_bytes
 from hacpo.pipeline.pruned import Pruned, checkpoints_there, read_record, write_record
 from hacpo.pipeline.retention.rule import kept_steps, rule_text
 
@@ -69,7 +70,11 @@ def plan_pruning(pipeline: Pipeline, steps_done: int) -> list[AgentPlan]:
     return [
         AgentPlan(
             agent,
-            {step: _size(layout.checkpoint(step, agent)) for step in checkpoints[agent] if step not in kept[agent]},
+            {
+                step: disk_bytes(layout.checkpoint(step, agent))
+                for step in checkpoints[agent]
+                if step not in kept[agent]
+            },
             {step: kept[agent][step] for step in checkpoints[agent] if step in kept[agent]},
         )
         for agent in settings.agents
@@ -135,7 +140,3 @@ def _refuse_links(checkpoint: Path) -> None:
 def _links_above(checkpoint: Path) -> list[Path]:
     """Links among `checkpoints` and the step's folder: hacpo makes none, whoever handed a run over may have."""
     return [path for path in (checkpoint.parent.parent, checkpoint.parent) if path.is_symlink()]
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -17,7 +17,7 @@ from hacpo.artifacts.layout import Layout
 from hacpo.errors import ArtifactError, MissingInputError
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.elsewhere import checkpoint_command
-from hacpo.pipeline.order import agent_of, command_of, step_file
+from hacpo.pipeline.order import agent_of, makes_checkpoint, step_file
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruned import checkpoints_there
@@ -66,7 +66,7 @@ def train_again(
             updates = {
                 agent_of(stage): stage
                 for stage in books.stages(step_file(pipeline, step))
-                if command_of(stage) == "update" and first.get(agent_of(stage), step) < step <= needed[agent_of(stage)]
+                if makes_checkpoint(stage) and first.get(agent_of(stage), step) < step <= needed[agent_of(stage)]
             }
             out = ["--out", str(beside.root)]
             _, failure = workers.run(

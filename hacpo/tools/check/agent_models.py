@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hacpo.artifacts.model_folder import indexed_weights
+from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, HacpoError, ModelError
 from hacpo.hub import model_files
 from hacpo.pipeline.project import Pipeline
@@ -19,7 +20,7 @@ from hacpo.tools.estimate.shapes import ModelShape
 
 _TOKENIZERS = {"tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json"}
 """Any of these makes a tokenizer."""
-_CHECKPOINT = re.compile(r"artifacts/(?P<run>.+)/checkpoints/step=\d{4}/agent=[^/]+")
+_CHECKPOINT = re.compile(rf"artifacts/(?P<run>.+)/{CHECKPOINT.pattern}")
 _BYTES = 2
 """Per parameter of what is downloaded: models of today are stored in bfloat16."""
 
