@@ -101,7 +101,7 @@ class _Life:
     def live(self) -> None:
         """Be killed some times, come to the end, and be compared."""
         trial, first = self._trial, self._dice.choice([0, 1])
-        for turn in range(first, first + self._dice.randint(6, 20)):
+        for turn in range(first, first + self._dice.randint(10, 30)):
             if self._enough() or self._attack(("run", "repro")[turn % 2], self._kill()) or trial.problems:
                 break
         if not trial.problems:
