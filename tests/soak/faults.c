@@ -138,7 +138,7 @@ static void normalised(const char *path, char *out) {
         } else if (begins && letters == 9 && strncmp(path + at, "tmp", 3) == 0) { /* of a Rust library */
             made += (size_t)sprintf(out + made, "tmpR");
             at += letters;
-        } else if (begins && word == 11 && strncmp(path + at, "tmp", 3) == 0) { /* of Python's tempfile */
+        } else if (begins && word == 11 && strncmp(path + at, "tmp", 3) == 0 && path[at + 3] != '-') { /* of Python's tempfile */
             made += (size_t)sprintf(out + made, "tmpR");
             at += word;
         } else if (begins && is_name(path + at, letters)) {

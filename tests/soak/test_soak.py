@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from soak import checks, faults, flips, kills, processes, report, writers
+from soak import checks, faults, flips, kills, processes, report, shim, writers
 from soak.forks import Done
 from soak.frame import Bench, Part, SkippedError, Tally, Trial, run_parts
 from soak.golden import Golden
@@ -253,6 +254,22 @@ def test_a_fault_that_did_not_come_up_is_found(tmp_path: Path) -> None:
     assert [problem.kind for problem in trial.problems] == ["tool"]
     assert ground.tries == 2
     assert "absorbed" not in trial.bench.tally.counts
+
+
+def test_a_call_has_one_site_whatever_the_number_of_its_process(tmp_path: Path) -> None:
+    try:
+        library = shim.library()
+    except SkippedError as reason:
+        pytest.skip(str(reason))
+    sites = set()
+    for number in (7, 123, 4567):  # `tmp-123-old` is as long as what Python's tempfile makes
+        log = tmp_path / f"log-{number}"
+        name = tmp_path / "project" / f".agent=ada.tmp-{number}-old"
+        variables = {"LD_PRELOAD": str(library), **shim.environment(tmp_path / "project", names="ada", log=log)}
+        code = "import os, sys; os.makedirs(sys.argv[1])"
+        subprocess.run([sys.executable, "-Ic", code, str(name)], env={**os.environ, **variables}, check=True)
+        sites |= {site for site in shim.recorded(log) if site.operation == "mkdir" and "agent" in site.path}
+    assert sites == {Site("mkdir", ".agent=A.tmp-#-old")}
 
 
 TABLE = "project/artifacts/small/rollouts/part-0.parquet"
