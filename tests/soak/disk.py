@@ -211,8 +211,10 @@ class Disk:
         return found
 
     def write(self, root: Path, way: Way, dice: random.Random) -> None:
-        """Make such a disk, an hour old. Objects of DVC's cache are write-protected, for which DVC trusts them most."""
+        """Make such a disk, an hour old, with its hard links. Objects of DVC's cache are write-protected, for which DVC
+        trusts them most."""
         root.mkdir()
+        made: dict[int, Path] = {}
         for name, node in self.after(way, dice).items():
             path = root / name
             if isinstance(node, Folder):
@@ -221,7 +223,11 @@ class Disk:
                 path.symlink_to(node.target)
             else:
                 assert isinstance(node, bytes)
-                path.write_bytes(node)
+                if len(node) > 1 and id(node) in made:  # one object for all names of a file, and of no other's
+                    path.hardlink_to(made[id(node)])
+                else:
+                    made[id(node)] = path
+                    path.write_bytes(node)
                 os.utime(path, (time.time() - 3600,) * 2)
                 if name.startswith(".dvc/cache/files/"):
                     path.chmod(0o444)

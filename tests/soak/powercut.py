@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import checks
 from .disk import Disk, Record, Way, read_journal, violations
-from .frame import Bench, Part, SkippedError, Trial
+from .frame import Bench, Part, Problem, SkippedError, Trial
 from .sandbox import STEPS, Sandbox, Template, drivers
 
 _SOURCE = Path(__file__).with_name("powercut.c")
@@ -116,8 +116,8 @@ class _Cuts:
         disk.write(root, way, self._dice)
         trial.count("went on")
         self._drive(self._sandbox, "run", HACPO_FSYNC="1")
-        if trial.problems:
-            trial.find("tool", f"after a cut behind operation {moment} of {len(records)} of {self._way}: {way.value}")
+        at = f"after a cut behind operation {moment} of {len(records)} of {self._way} ({way.value})"
+        trial.problems[:] = [Problem(one.kind, f"{at}: {one.what}") for one in trial.problems]
 
     def _drive(self, sandbox: Sandbox, way: str, **environment: str) -> None:
         """To the end, with nothing done by hand, and with all that must hold there."""

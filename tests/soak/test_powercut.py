@@ -97,6 +97,16 @@ def test_the_journal_has_everything(shim: Path, tmp_path: Path) -> None:
     assert len(there) == 4
 
 
+def test_a_disk_is_made_with_its_hard_links(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "one").write_text("content")
+    (tmp_path / "here" / "another").hardlink_to(tmp_path / "here" / "one")
+    (tmp_path / "here" / "alike").write_text("content")
+    Disk.of(tmp_path / "here").write(tmp_path / "there", Way.LEAST, random.Random(0))
+    links = {path.name: path.stat().st_nlink for path in (tmp_path / "there").iterdir()}
+    assert links == {"one": 2, "another": 2, "alike": 1}
+
+
 def test_a_disk_after_a_cut_by_hand() -> None:
     """A file is written, flushed, and written again; its folder is flushed before it is renamed."""
     disk = Disk()
