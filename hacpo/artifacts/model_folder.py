@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from hacpo.artifacts.links import leads_to_object
 from hacpo.artifacts.text_files import load_json
 from hacpo.artifacts.weights import WEIGHT_SUFFIXES, holds_adapter
 from hacpo.errors import ModelError, first_line
@@ -89,12 +90,9 @@ def model_files(folder: Path) -> list[Path]:
     return files
 
 
-_OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
-
-
 def is_cached(file: Path) -> bool:
     """Whether a link leads to an object of DVC's cache, by the name that DVC gives one."""
-    return file.is_file() and _OBJECT.search(file.resolve().as_posix()) is not None
+    return file.is_file() and leads_to_object(file)
 
 
 def check_checkpoint(folder: Path) -> None:

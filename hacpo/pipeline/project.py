@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.links import check_links
 from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import StageSpec
 from hacpo.settings import params
@@ -32,11 +33,15 @@ class Pipeline:
     settings: Settings
 
     @classmethod
-    def open(cls, folder: Path, overrides: Sequence[str] = ()) -> Pipeline:
-        """Read and check `folder/params.yaml`.
+    def open(cls, folder: Path, overrides: Sequence[str] = (), *, within: bool = False) -> Pipeline:
+        """Read and check `folder/params.yaml`, and look for links among the run's files.
+
+        Args:
+            within: a command that has opened it is at work on it, and this is a part of that: not looked again.
 
         Raises:
             SettingsError: the folder is no `pipelines/<run>`, or its params.yaml is not usable.
+            ArtifactError: a link lies where the run's files do (`hacpo.artifacts.links`).
         """
         folder = folder.parent if folder.name == "params.yaml" else folder
         parts = _names(folder.resolve())
@@ -60,7 +65,10 @@ class Pipeline:
                 raise SettingsError(
                     "lies inside another run", where=folder, found=outer / "params.yaml", remedy="move one of the two"
                 )
-        return cls(folder, params.load(folder / "params.yaml", overrides))
+        pipeline = cls(folder, params.load(folder / "params.yaml", overrides))
+        if not within:
+            check_links(pipeline.layout, folder)
+        return pipeline
 
     @property
     def run(self) -> str:

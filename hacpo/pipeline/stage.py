@@ -234,9 +234,9 @@ def _checked(
     resolves = spec.makes(tables.SETTINGS)  # from params.yaml alone, every key of it
     for override in () if resolves else overrides:
         _check_read(spec, agent, override.partition("=")[0].strip())
-    pipeline = Pipeline.open(folder, overrides)
+    pipeline = Pipeline.open(folder, overrides, within=session.driver)
     if overrides and not resolves:
-        _check_changes(spec, agent, Pipeline.open(folder).settings, pipeline.settings)
+        _check_changes(spec, agent, Pipeline.open(folder, within=True).settings, pipeline.settings)
     _check_part(pipeline, step, agent, steps_from=1 if spec.at == "step" else 0)
     if out is None and not resolves:
         check_resolved(pipeline)

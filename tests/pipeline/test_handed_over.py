@@ -53,6 +53,93 @@ def test_a_link_in_a_start_is_not_copied_with_the_run(finished_copy: Path, cli: 
     assert not Path("artifacts/next/checkpoints/step=0000/agent=ada").exists()
 
 
+def moved_behind_a_link(link: Path, home: Path) -> dict[str, bytes]:
+    """Put what lies there into somebody's home, and a link in its place; returns what is in the home."""
+    shutil.move(link, home)
+    link.symlink_to(home, target_is_directory=home.is_dir())
+    return everything(home)
+
+
+def everything(top: Path) -> dict[str, bytes]:
+    """Every file below a folder, or the file."""
+    return {str(path): path.read_bytes() for path in sorted([top, *top.rglob("*")]) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "linked",
+    [
+        "artifacts/small/checkpoints",
+        "artifacts/small/checkpoints/step=0000",
+        "artifacts/small/checkpoints/step=0001/agent=ada",
+        "artifacts/small/rollouts/step=0002",
+        "artifacts/small/pool/step=0001/learner=bo",
+        "artifacts/small/metrics/update",
+        "artifacts/small/report",
+        "artifacts/small/.locks",
+        "artifacts/small/.saved",
+        "pipelines/small/steps",
+        "pipelines/small/steps/0001",
+        "pipelines/small/steps/0001/dvc.lock",
+        "pipelines/small/.keys",
+    ],
+)
+def test_no_file_of_a_run_is_written_through_a_link(finished_copy: Path, cli: Cli, tmp_path: Path, linked: str) -> None:
+    """Or another run's checkpoints, and anybody's files, would be replaced, and what lies beside them removed."""
+    link, home, params = finished_copy / linked, tmp_path / "home", Path("pipelines/small/params.yaml")
+    if not link.exists():
+        link.mkdir()
+    before = moved_behind_a_link(link, home)
+    params.write_text(params.read_text().replace("seed: 1", "seed: 2"))
+    for words in (
+        ["run", "pipelines/small", "--yes"],
+        ["plan", "pipelines/small"],
+        ["resolve", "pipelines/small"],
+        ["warmup", "pipelines/small", "--agent", "ada"],
+        ["copy", "pipelines/small", "pipelines/next"],
+        ["export", "pipelines/small", "exported", "--agent", "ada", "--step", "1"],
+        ["restore", "pipelines/small", "--agent", "ada", "--step", "1"],
+        ["status", "pipelines/small"],
+    ):
+        result = cli(*words)
+        assert result.code == 4, (words, result)
+        assert f"{linked}: is a link, and no file of a run is written or read through one" in result.error
+        assert f"(found a link to {home}). Remove it" in result.error
+    assert everything(home) == before
+    assert not Path("exported").exists()
+    assert not Path("pipelines/next").exists()
+
+
+def test_a_run_on_another_disk_and_the_users_own_links_are_worked_with(
+    finished_copy: Path, cli: Cli, tmp_path: Path
+) -> None:
+    moved_behind_a_link(finished_copy / "artifacts", tmp_path / "large disk")
+    moved_behind_a_link(finished_copy / "artifacts" / "small", tmp_path / "larger disk")
+    (finished_copy / "artifacts" / "small" / "my notes").symlink_to(tmp_path)
+    result = cli("run", "pipelines/small")
+    assert result.code == 0, result.err
+    report = tmp_path / "larger disk" / "report" / "index.html"
+    report.unlink()
+    assert cli("report", "pipelines/small").code == 0
+    assert report.is_file()
+
+
+def test_links_that_dvc_makes_are_replaced_and_their_objects_kept(finished_copy: Path, cli: Cli) -> None:
+    """With `cache.type symlink` every file of an output is one."""
+    config, objects = Path(".dvc/config"), Path(".dvc/cache/files/md5")
+    config.write_text(f"{config.read_text()}[cache]\n    type = symlink\n")
+    dvc = [sys.executable, "-m", "dvc", "checkout", "--relink", "pipelines/small/dvc.yaml"]
+    subprocess.run(dvc, check=True, capture_output=True, env=environment())
+    settings, schedule = Path("artifacts/small/settings.json"), Path("artifacts/small/schedule.parquet")
+    assert settings.is_symlink()
+    assert schedule.is_symlink()
+    before = everything(objects)
+    assert cli("resolve", "pipelines/small").code == 0
+    assert not settings.is_symlink()
+    result = cli("run", "pipelines/small")
+    assert result.code == 0, result.err
+    assert everything(objects).items() >= before.items()
+
+
 def test_a_saved_checkpoint_takes_a_models_files_alone(models: Path, tmp_path: Path, private: Path) -> None:
     from hacpo.engines.models.checkpoint import load_model, save_model
     from hacpo.settings.engine import EngineSettings

@@ -19,8 +19,10 @@ from ruamel.yaml import YAML
 from conftest import PARAMS, Cli, contents, environment, make_finished
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.weights import policy_hash
+from hacpo.errors import ArtifactError
 from hacpo.evaluation.values import best_step
 from hacpo.pipeline.locks import driver_lock, stage_lock
+from hacpo.pipeline.retention.pruning import set_aside
 from hacpo.pipeline.retention.rule import kept_steps
 from hacpo.settings.root import RetentionSettings
 
@@ -386,7 +388,9 @@ def test_no_checkpoint_is_removed_through_a_link(whole_copy: Path, cli: Cli, tmp
     with Path("pipelines/small/params.yaml").open("a") as params:
         params.write("retention:\n  keep_last: 1\n  cache: none\n")
     result = cli("prune", "pipelines/small")
-    assert "is a link, and no checkpoint is removed through one" in result.error
+    assert "is a link, and no file of a run is written or read through one" in result.error
+    with pytest.raises(ArtifactError, match="is a link, and no checkpoint is removed through one"):
+        set_aside(Layout(RUN).checkpoint(1, "ada"))  # the link was made while a run was at work
     assert not (whole_copy / "artifacts" / "small" / "pruned.json").exists()
     assert sorted(mine.rglob("*")) == before
 

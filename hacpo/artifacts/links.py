@@ -1,0 +1,67 @@
+"""No link on the way to a file of a run: what is written there would be written where the link leads.
+
+hacpo makes none. DVC links single files to objects of its cache (`cache.type symlink`), which are replaced, not written
+through. A link further up, be it in a run that was handed over, leads to another run's files, or anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from hacpo.artifacts import tables
+from hacpo.artifacts.layout import Layout
+from hacpo.errors import ArtifactError
+
+_KINDS = (*tables.TABLES.values(), tables.PROMPTS, tables.SETTINGS, tables.CHECKPOINT, tables.METRICS, tables.REPORT)
+_OURS = {kind.path().partition("/")[0] for kind in _KINDS} | {".locks", ".merged", ".saved", "pruned.json"}
+"""What a run has in its folder; anything else there is the user's own, and nobody's to look at."""
+_OF_DVC = {".keys", "dvc.lock", "dvc.yaml", "steps"}
+"""What hacpo writes in a pipeline's folder."""
+_OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
+_PARTS = ("agent=", "learner=")
+
+
+def leads_to_object(path: Path) -> bool:
+    """Whether a link leads to a file of DVC's cache, or to where one was, by the name that DVC gives one."""
+    return _OBJECT.search(os.path.realpath(path)) is not None and not path.is_dir()
+
+
+def check_links(layout: Layout, pipeline: Path) -> None:
+    """Refuse a run with a link where hacpo writes or reads: among its artifacts, down to the folders of agents and
+    learners, and among its DVC files.
+
+    `artifacts/<run>` as a whole may be a link, which is how a run is put on another disk. What lies in a checkpoint is
+    looked at by whoever reads it (`model_folder.check_checkpoint`).
+
+    Args:
+        pipeline: the pipeline's folder.
+
+    Raises:
+        ArtifactError: there is one.
+    """
+    for folder, ours in ((layout.root, _OURS), (pipeline, _OF_DVC)):
+        for link in _links(folder, ours):
+            raise ArtifactError(
+                "is a link, and no file of a run is written or read through one",
+                where=link,
+                found=f"a link to {os.readlink(link)}",
+                remedy=f"remove it, or put what it leads to in its place; {layout.root} as a whole may be a link",
+            )
+
+
+def _links(folder: Path | str, names: set[str] | None = None) -> Iterator[Path]:
+    """Links below a folder, of these names in it, that do not lead to DVC's objects."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted((one for one in entries if names is None or one.name in names), key=lambda one: one.name)
+    except (FileNotFoundError, NotADirectoryError):  # not made yet, or just removed by a stage that ends
+        return
+    for entry in found:
+        if entry.is_symlink():
+            if not leads_to_object(Path(entry.path)):
+                yield Path(entry.path)
+        elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith(_PARTS):
+            yield from _links(entry.path)
