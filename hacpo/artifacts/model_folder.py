@@ -8,7 +8,6 @@ anybody's file on to whoever gets the checkpoint.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 from fnmatch import fnmatchcase
@@ -154,45 +153,6 @@ def read_mapping(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError("is no JSON mapping", where=file)
     return content
-
-
-_MOST_LAYERS, _MOST_SIZE = 1000, 1 << 24
-_LAYERS = re.compile(r"(num_|n_)?(\w*_)?layers?|num_\w*experts")
-_SIZES = re.compile(r"\w*(_size|_dim|_heads|n_embd|n_inner|n_head|_rank)|d_\w+")
-
-
-def check_config(folder: Path, called: Path | None = None) -> None:
-    """Refuse a config.json that would cost memory or time without end, or have code fetched.
-
-    transformers makes every layer and every buffer that a config asks for before it looks at the weights, and fetches
-    an attention kernel from the hub where `attn_implementation` names a repository.
-
-    Args:
-        called: what messages name instead of `folder`.
-
-    Raises:
-        ModelError: it is such a one.
-    """
-    where = (called or folder) / "config.json"
-    try:
-        parts: list[Any] = [read_mapping(folder / "config.json")]
-    except ModelError:
-        return  # transformers says what is wrong with it
-    while parts:
-        part = parts.pop()
-        for key, value in part.items() if isinstance(part, dict) else ((None, item) for item in part):
-            if key is not None and "attn_implementation" in key:
-                for named in value.values() if isinstance(value, dict) else [value]:  # one for each part of a model
-                    if not (named is None or (isinstance(named, str) and named.replace("_", "").isalnum())):
-                        raise ModelError(
-                            f"{key} names code that is not in transformers", where=where, found=repr(named)[:80]
-                        )
-            elif isinstance(value, dict | list):
-                parts.append(value)
-            elif key is not None and isinstance(value, int | float):
-                most = _MOST_LAYERS if _LAYERS.fullmatch(key) else _MOST_SIZE if _SIZES.fullmatch(key) else None
-                if most is not None and not value <= most:
-                    raise ModelError(f"{key} is out of bounds", where=where, expected=f"at most {most}", found=value)
 
 
 def copy_file(file: Path, target: Path) -> None:

@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hacpo.artifacts.model_folder import check_config, read_mapping, why_unloadable
+from hacpo.artifacts.model_config import check_config
+from hacpo.artifacts.model_folder import read_mapping, why_unloadable
 from hacpo.errors import DataError, ModelError, TemplateError
 from hacpo.tokens.context_length import context_length
 from hacpo.tokens.plain_text import decode_exactly, is_control, text_encoder
@@ -19,6 +20,17 @@ _ANSWER = "ANSWER"
 
 _THINKING = ("enable_thinking", "thinking")
 """What chat templates call it: the first in Qwen3, SmolLM3, GLM and most others, the second in DeepSeek and Granite."""
+
+
+def never_ask() -> None:
+    """Have transformers refuse a folder's code wherever nobody told it `trust_remote_code`.
+
+    hacpo always does, but transformers hands that on to some of the classes that it makes itself and not to others, and
+    those ask on the terminal. A waiting time of zero, which its own tests set, makes the question a refusal.
+    """
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
 def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
@@ -33,7 +45,8 @@ def load_tokenizer(folder: Path, called: Path | None = None) -> Any:
     """
     from transformers import AutoTokenizer
 
-    check_config(folder, called)  # which transformers reads, too
+    check_config(folder, called)
+    never_ask()
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit):

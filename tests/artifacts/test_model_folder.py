@@ -123,6 +123,7 @@ def test_a_template_elsewhere_is_refused(cli: Cli, project: Path, folder: Path, 
         ({"num_hidden_layers": 3_000_000}, "num_hidden_layers is out of bounds (expected at most 1000, found 3000000)"),
         ({"head_dim": 2**33}, "head_dim is out of bounds"),
         ({"text_config": {"vocab_size": 2**40}}, "vocab_size is out of bounds"),
+        ({"num_labels": 3_000_000_000}, "num_labels is out of bounds"),
         ({"attn_implementation": "owner/kernel"}, "attn_implementation names code that is not in transformers"),
         ({"_attn_implementation": {"": "owner/kernel:f"}}, "names code that is not in transformers"),
     ],
@@ -132,6 +133,100 @@ def test_a_config_that_asks_for_too_much_or_for_code_is_refused(
 ) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6
+    assert says in result.error
+    assert not START.exists()
+
+
+@pytest.mark.parametrize(
+    "kind", ["AutoTokenizer", "AutoProcessor", "AutoConfig", "AutoModelForCausalLM", "RagTokenizer"]
+)
+def test_a_tokenizer_class_that_is_none_does_not_run_code(
+    cli: Cli, project: Path, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    """transformers takes the name of any class of its own, and some of them ask whether to run the folder's code."""
+    ran = tmp_path / "ran"
+    (folder / "modeling.py").write_text(CODE.format(ran=ran))
+    config = json.loads((folder / "config.json").read_text())
+    code = {
+        "AutoConfig": "modeling.Config",
+        "AutoModelForCausalLM": "modeling.Model",
+        "AutoProcessor": "modeling.Config",
+    }
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "stranger", "auto_map": code}))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": kind}))
+    done = subprocess.run(
+        [sys.executable, "-m", "hacpo.cli", "warmup", "--agent", "ada", "pipelines/small"],
+        input="y\ny\ny\n",
+        capture_output=True,
+        text=True,
+        cwd=project,
+        env=environment(),
+        check=False,
+    )
+    assert not ran.exists()
+    assert done.returncode == 6
+    assert f"tokenizer_class names no tokenizer of transformers (found '{kind}')" in done.stderr
+
+
+def test_transformers_never_asks_whether_to_run_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where it makes a class itself and does not say that no code may run."""
+    from transformers import AutoConfig
+
+    from hacpo.tokens.tokenizers import never_ask
+
+    ran = tmp_path / "ran"
+    (folder / "modeling.py").write_text(CODE.format(ran=ran))
+    config = {"model_type": "stranger", "auto_map": {"AutoConfig": "modeling.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    never_ask()
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoConfig.from_pretrained(str(folder))
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_weights_under_another_name_are_refused(cli: Cli, project: Path, folder: Path, both: bool) -> None:
+    """A checkpoint gets the folder's config and weights under the usual name: it could be loaded by nobody. With both
+    files there, transformers would read the other one."""
+    shutil.copy(folder / "model.safetensors", folder / "other.safetensors")
+    if not both:
+        (folder / "model.safetensors").unlink()
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"transformers_weights": "other.safetensors"}))
+    for words in (["warmup", "--agent", "ada"], ["plan", "--check"], ["run"]):
+        result = cli(words[0], *words[1:], "pipelines/small")
+        assert "transformers_weights has another file read than the usual one" in result.out + result.err
+        assert result.code not in (0, 70)
+    assert not START.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("config.json", {"configuration_files": ["config.4.0.0.json"]}, "configuration_files has another file read"),
+        ("config.json", {"quantization_config": {"quant_method": "fp8"}}, "says that the weights are quantised"),
+        ("config.json", {"text_config": {"quantization_config": {}, "compression_config": {"a": 1}}}, "quantised"),
+        ("config.json", {"vision_config": {"use_pretrained_backbone": True}}, "has weights fetched from the hub"),
+        (
+            "tokenizer_config.json",
+            {"fast_tokenizer_files": ["/x/tokenizer.4.json"]},
+            "fast_tokenizer_files has another",
+        ),
+        ("tokenizer_config.json", {"init_inputs": ["/etc/hostname"]}, "init_inputs may have another file read"),
+        ("tokenizer_config.json", {"vocab": "/etc/hostname"}, "vocab has another file read"),
+    ],
+)
+def test_what_is_read_is_what_is_checked(
+    cli: Cli, project: Path, folder: Path, name: str, change: dict[str, Any], says: str
+) -> None:
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     result = cli("warmup", "pipelines/small", "--agent", "ada")
     assert result.code == 6
     assert says in result.error

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
-from hacpo.artifacts.model_folder import check_config, why_unloadable
+from hacpo.artifacts.model_config import check_config
+from hacpo.artifacts.model_folder import why_unloadable
 from hacpo.artifacts.text_files import check_regular, load_json
 from hacpo.artifacts.weights import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config, policy_hash
 from hacpo.errors import ArtifactError, ModelError, SettingsError, first_line
 from hacpo.seeds import derive_seed
 from hacpo.settings.agents import AdapterSettings, TinySettings
+from hacpo.tokens.tokenizers import never_ask
 
 _NAME = "default"  # PEFT's, of a model's only adapter
 _PREFIX = "base_model.model."  # what PEFT puts before the base's own names in its files
@@ -123,6 +125,7 @@ def skeleton(start: Path | TinySettings | Mapping[str, Any]) -> Any:
 
     if isinstance(start, Path):
         check_config(start)
+    never_ask()
     try:
         if isinstance(start, Path):
             config = AutoConfig.from_pretrained(str(start), local_files_only=True, trust_remote_code=False)

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hacpo.artifacts.model_folder import check_config, indexed_weights, model_files, why_unloadable
+from hacpo.artifacts.model_config import check_config
+from hacpo.artifacts.model_folder import indexed_weights, model_files, why_unloadable
 from hacpo.errors import ArtifactError, ModelError
-from hacpo.tokens.tokenizers import ChatTokenizer
+from hacpo.tokens.tokenizers import ChatTokenizer, never_ask
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attn\.(?:masked_)?bias$|attention\.(?:masked_)?bias$|^(?:model\.)?mtp\.")
 """Tensors that folders hold and models do not: buffers that older releases of transformers saved and the present ones
@@ -41,6 +42,7 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
     where = called or folder
     indexed_weights(folder)
     check_config(folder, called)
+    never_ask()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
