@@ -21,18 +21,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from hacpo.artifacts.text_files import parse_json, read_bytes
-from hacpo.errors import BusyError, harmless
+from hacpo.errors import ArtifactError, BusyError, harmless
 
 BEAT_SECONDS = 5.0
 """How often a holder touches its file."""
 EXPIRES_SECONDS = 60.0
 """After so long without that, a holder on another host counts as gone."""
 _POLL_SECONDS, _FAR_POLL_SECONDS = 0.05, 0.5
+_LAST = 10**9 - 1
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_ahead: dict[tuple[str, float], float] = {}
+"""Files with times to come that may not be touched, and these times -> when this process first met them."""
 _mine: set[str] = set()
 """Files of the leases that this process has: what was given back may still look held, for the disk was full."""
 
@@ -103,7 +107,7 @@ def _read(path: Path) -> LeaseState:
 
 def is_held(folder: Path, name: str) -> LeaseState | None:
     """Who has a lease; None if nobody."""
-    return _if_held(folder, look(folder, name))
+    return _if_held(folder, name, look(folder, name))
 
 
 def held(folder: Path) -> dict[str, LeaseState]:
@@ -115,16 +119,35 @@ def held(folder: Path) -> dict[str, LeaseState]:
     states: dict[str, LeaseState | None] = {}
     for name, number in last.items():
         try:
-            states[name] = _if_held(folder, _read(_path(folder, name, number)))
+            states[name] = _if_held(folder, name, _read(_path(folder, name, number)))
         except FileNotFoundError:  # there is a later one, or it is no lease's
             states[name] = is_held(folder, name)
     return {name: state for name, state in states.items() if state is not None}
 
 
-def _if_held(folder: Path, state: LeaseState | None) -> LeaseState | None:
+def _if_held(folder: Path, name: str, state: LeaseState | None) -> LeaseState | None:
     if state is None or state.gone:
         return None
-    return None if not state.local and _now(folder) - state.beat > EXPIRES_SECONDS else state
+    if state.local:
+        return state
+    now = _now(folder)
+    if state.beat > now + BEAT_SECONDS:
+        return _of_time_to_come(_path(folder, name, state.number), state)
+    return None if now - state.beat > EXPIRES_SECONDS else state
+
+
+def _of_time_to_come(path: Path, state: LeaseState) -> LeaseState | None:
+    """A lease that was touched later than it is, for a clock was set back or the file came from elsewhere: it would
+    not expire before that. So it is touched, and expires from here on unless its holder does that too. Whoever may not
+    touch it watches it for as long."""
+    try:
+        os.utime(path)
+        return replace(state, beat=path.stat().st_mtime)
+    except FileNotFoundError:
+        return state  # there is a later one
+    except OSError:
+        first = _ahead.setdefault((os.path.realpath(path), state.beat), time.monotonic())
+        return None if time.monotonic() - first > EXPIRES_SECONDS else state
 
 
 @contextlib.contextmanager
@@ -187,6 +210,10 @@ def _make_next(folder: Path, name: str, command: str) -> Path | None:
     if last is not None and is_held(folder, name) is not None:
         return None
     number = 1 if last is None else last.number + 1
+    if number > _LAST:
+        raise ArtifactError(
+            "is no number that a lease comes to", where=_path(folder, name, number - 1), remedy="remove the file"
+        )
     path = _path(folder, name, number)
     scratch = _scratch(path)
     try:
@@ -256,9 +283,9 @@ def _path(folder: Path, name: str, number: int) -> Path:
 
 
 def _number(path: Path) -> int:
-    """The number of a lease's file; -1 of any other."""
+    """The number of a lease's file; -1 of any other, also of one that spells a number as no lease does (`07`, `²`)."""
     suffix = path.name.rpartition(".")[2]
-    return int(suffix) if suffix.isdigit() else -1
+    return int(suffix) if _NUMBER.fullmatch(suffix) else -1
 
 
 def _last(folder: Path, name: str) -> int | None:

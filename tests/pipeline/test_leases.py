@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from conftest import Cli, environment
 from hacpo.artifacts.layout import Layout
-from hacpo.errors import BusyError
+from hacpo.errors import ArtifactError, BusyError
 from hacpo.pipeline import leases
 from hacpo.pipeline.leases import Holder, is_held, lease, look
 from hacpo.pipeline.locks import driver_lock, stage_lock
@@ -179,6 +180,71 @@ def test_another_host_counts_while_it_is_heard_of(finished_copy: Path, cli: Cli,
     assert found is not None
     assert found.number == 1001
     assert found.gone
+
+
+def put_in_a_year(folder: Path) -> Path:
+    """A lease of another host that was touched later than it is, as after its clock was set back."""
+    path = put(folder, "driver", far())
+    os.utime(path, (time.time() + 3e7, time.time() + 3e7))
+    return path
+
+
+def expires(folder: Path) -> bool:
+    """Whether somebody who looks again and again finds the lease free at last."""
+    return any(is_held(folder, "driver") is None or time.sleep(0.05) for _ in range(200))
+
+
+@pytest.mark.parametrize("may_touch", [True, False])
+def test_a_lease_of_a_time_to_come_expires_unless_it_changes(
+    tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch, may_touch: bool
+) -> None:
+    path = put_in_a_year(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not its owner")
+
+    if not may_touch:
+        monkeypatch.setattr(os, "utime", refuse)
+    assert str(is_held(tmp_path, "driver")) == "hacpo run, process 12 on elsewhere"
+    assert expires(tmp_path)
+    assert path.exists()
+
+
+def test_who_touches_a_lease_with_a_time_to_come_is_there(tmp_path: Path, impatient: None) -> None:
+    """Its clock is ahead of the reader's."""
+    path, ended = put_in_a_year(tmp_path / ".locks"), threading.Event()
+
+    def work() -> None:
+        for later in itertools.count():
+            if ended.wait(0.02):
+                return
+            os.utime(path, (time.time() + 3e7 + later, time.time() + 3e7 + later))
+
+    holder = threading.Thread(target=work)
+    holder.start()
+    try:
+        with pytest.raises(BusyError, match="on elsewhere"), driver_lock(Layout(tmp_path), 0.5):
+            pytest.fail("two at work")
+    finally:
+        ended.set()
+        holder.join()
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "\u0663", "07", "0", "-1", "9" * 200])
+def test_a_name_that_no_lease_has_is_none(tmp_path: Path, number: str) -> None:
+    (tmp_path / ".locks").mkdir()
+    (tmp_path / ".locks" / f"driver.lease.{number}").touch()
+    with driver_lock(Layout(tmp_path), 0.5):
+        assert (tmp_path / ".locks" / "driver.lease.1").exists()
+
+
+def test_a_number_after_which_there_is_none_is_refused(tmp_path: Path) -> None:
+    path = put(tmp_path / ".locks", "driver", replace(far(), released=True), 10**9 - 1)
+    with (
+        pytest.raises(ArtifactError, match=rf"{path.name}: is no number that a lease comes to\. Remove the file"),
+        driver_lock(Layout(tmp_path), 0.5),
+    ):
+        pytest.fail("the next number would be seen by nobody")
 
 
 def test_a_stage_of_another_host_is_waited_for(tmp_path: Path, impatient: None) -> None:
