@@ -1,15 +1,17 @@
 """`hacpo copy`: a new run that begins where another one did, so that the two differ in nothing but what is changed.
 
-The new run has the other's params.yaml and, by hard link, its checkpoints of step 0, where that run's record of their
-warm-up holds. The new one is recorded in DVC from the files and settings as they are, as after making them again.
+It has the other's params.yaml and, by hard link, its checkpoints of step 0, where that run's record of their warm-up
+holds. It is recorded in DVC from the files and settings as they are, as after making them again. Its folder is marked
+until it is whole: no other command works on it before, and the next copy to it begins anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hacpo.artifacts import storage, tables
@@ -22,11 +24,12 @@ from hacpo.pipeline.dvc_files import stamp
 from hacpo.pipeline.locks import driver_lock
 from hacpo.pipeline.order import agent_of, command_of, makes_checkpoint, stage_groups, step_file
 from hacpo.pipeline.policies import check_policy
-from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.project import COPYING, Pipeline
 from hacpo.pipeline.session import ConsoleProgress
 from hacpo.pipeline.workers import Workers
 from hacpo.settings import params
 
+_LOCKS = ".locks"
 _EXTENDS = re.compile(r"^extends:[ \t]*(['\"]?)([^'\"#\n]+?)\1[ \t]*(#.*)?$", re.MULTILINE)
 
 
@@ -43,8 +46,10 @@ def copy_run(source: Pipeline, folder: Path) -> list[str]:
         MissingInputError: no agent of the source has a start that is recorded and current.
         HacpoError: the new run's settings cannot be used; nothing is left of it.
     """
-    if folder.exists():
-        raise _is_there(folder)
+    target = Pipeline.to_be(folder, source.settings)
+    if target.root.resolve() != source.root.resolve():
+        raise SettingsError("lies in another project", where=folder, expected=f"below {source.root / 'pipelines'}")
+    _check_free(target)
     books = Books(source.root)
     with books.open():
         shared = [agent for agent in _current_starts(source, books) if _same_start(source, agent)]
@@ -56,46 +61,78 @@ def copy_run(source: Pipeline, folder: Path) -> list[str]:
         )
     for agent in shared:
         check_policy(source, 0, agent)
-    made: list[Path] = []
+    _check_free(target)
     try:
-        _make(folder)
-        made.append(folder)
-        with storage.atomic(folder / "params.yaml") as scratch:
-            scratch.write_text(_params(source.folder, folder), encoding="utf-8")
-        target = Pipeline.open(folder)
-        if target.root.resolve() != source.root.resolve():
-            raise SettingsError("lies in another project", where=folder, expected=f"below {source.root / 'pipelines'}")
-        if target.layout.root.exists():
-            raise SettingsError("there are artifacts of such a run", where=target.layout.root)
-        made.append(target.layout.root)
         with books.claimed(target.layout.root), driver_lock(target.layout, command="hacpo copy"):
-            _begin(source, target, books, shared)
+            _check_free(target)  # another copy may have been quicker
+            with _in_making(target):
+                with storage.atomic(folder / "params.yaml") as scratch:
+                    scratch.write_text(_params(source.folder, folder), encoding="utf-8")
+                _begin(source, Pipeline.open(folder, within=True), books, shared)
     except BaseException:
-        for path in made:
-            storage.remove(path)
+        if not folder.exists():
+            storage.remove(target.layout.root)  # the locks
         raise
     return shared
 
 
-def _make(folder: Path) -> None:
-    """Make the new run's folder. Of two copies at once to one folder, one finds it there.
+def _check_free(target: Pipeline) -> None:
+    """Nothing is where the new run goes but what a copy that was killed has left, or one makes.
 
     Raises:
-        SettingsError: it is there already.
+        SettingsError: something is.
+    """
+    folder, root = target.folder, target.layout.root
+    if folder.is_symlink() or not (_names(folder) == set() or COPYING in _names(folder)):
+        raise SettingsError("is there already", where=folder, remedy="name another folder")
+    if root.is_symlink() or not (_names(root) <= {_LOCKS} or COPYING in _names(folder)):
+        raise SettingsError("there are artifacts of such a run", where=root)
+
+
+def _names(folder: Path) -> set[str]:
+    """Of what is in a folder; of no folder none."""
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+    except NotADirectoryError:
+        return {folder.name}
+
+
+@contextlib.contextmanager
+def _in_making(target: Pipeline) -> Iterator[None]:
+    """Mark the new run's folder as one that is being made while the block runs, from nothing. If the block raises,
+    nothing is left; if it is killed the mark is, and the next copy begins anew.
+
+    Raises:
         StorageError: the disk refuses.
     """
+    folder, mark = target.folder, target.folder / COPYING
     try:
-        make_folders(folder.parent)
-        folder.mkdir()
-        flush(folder.parent)
-    except FileExistsError:
-        raise _is_there(folder) from None
+        make_folders(folder)
+        mark.touch()
+        flush(folder)
     except OSError as error:
         raise storage.refused(folder, error) from None
+    _clear(target)
+    try:
+        yield
+        mark.unlink()
+        flush(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):  # then the mark is left
+            mark.touch()
+            _clear(target)
+            mark.unlink()
+            folder.rmdir()
+        raise
 
 
-def _is_there(folder: Path) -> SettingsError:
-    return SettingsError("is there already", where=folder, remedy="name another folder")
+def _clear(target: Pipeline) -> None:
+    """Remove all of the new run but its locks, which are held, and its mark."""
+    for folder, kept in ((target.layout.root, _LOCKS), (target.folder, COPYING)):
+        for name in _names(folder) - {kept}:
+            storage.remove(folder / name)
 
 
 def _current_starts(source: Pipeline, books: Books) -> list[str]:

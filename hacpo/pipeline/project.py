@@ -17,6 +17,8 @@ from hacpo.settings.base import NAME
 from hacpo.settings.root import Settings
 
 _PIPELINES, _STEPS = "pipelines", "steps"
+COPYING = ".copying"
+"""File in a pipeline's folder for as long as `hacpo copy` makes it: until it has gone, nothing else works there."""
 
 _NAMED = 8
 """Runs that a message names where it could mean any."""
@@ -40,35 +42,35 @@ class Pipeline:
             within: a command that has opened it is at work on it, and this is a part of that: not looked again.
 
         Raises:
-            SettingsError: the folder is no `pipelines/<run>`, or its params.yaml is not usable.
+            SettingsError: the folder is no `pipelines/<run>`, or not yet; or its params.yaml is not usable.
             ArtifactError: a link lies where the run's files do (`hacpo.artifacts.links`).
         """
         folder = folder.parent if folder.name == "params.yaml" else folder
-        parts = _names(folder.resolve())
-        if not parts:
-            named = Path(_PIPELINES) / folder
+        name = _checked_name(folder)
+        if not within and (folder / COPYING).exists():
             raise SettingsError(
-                "is no pipeline folder",
+                "is a copy that is not finished",
                 where=folder,
-                expected="<project>/pipelines/<run>",
-                remedy=f"did you mean {named}?" if (named / "params.yaml").is_file() else "",
+                remedy="wait for its `hacpo copy`; if that was killed, give it again",
             )
-        for part in parts:
-            if not NAME.fullmatch(part) or part == _STEPS:
-                raise SettingsError(
-                    f"{part!r} cannot be in the name of a run", where=folder, expected="letters, digits, '-' and '_'"
-                )
         if not (folder / "params.yaml").is_file():
-            raise SettingsError("there is no params.yaml", where=folder, remedy=_nearest(folder, "/".join(parts)))
-        for outer in list(folder.resolve().parents)[: len(parts) - 1]:
-            if (outer / "params.yaml").is_file():
-                raise SettingsError(
-                    "lies inside another run", where=folder, found=outer / "params.yaml", remedy="move one of the two"
-                )
+            raise SettingsError("there is no params.yaml", where=folder, remedy=_nearest(folder, name))
+        _check_not_inside(folder)
         pipeline = cls(folder, params.load(folder / "params.yaml", overrides))
         if not within:
             check_links(pipeline.layout, folder)
         return pipeline
+
+    @classmethod
+    def to_be(cls, folder: Path, settings: Settings) -> Pipeline:
+        """A pipeline with these settings that is not there yet.
+
+        Raises:
+            SettingsError: the folder cannot be one.
+        """
+        _checked_name(folder)
+        _check_not_inside(folder)
+        return cls(folder, settings)
 
     @property
     def run(self) -> str:
@@ -119,6 +121,34 @@ class Pipeline:
             step if spec.at in ("step", "evaluation") else None,
             **({spec.per: agent} if spec.per != "run" else {}),
         )
+
+
+def _checked_name(folder: Path) -> str:
+    """The name of the run that a folder is for, if it can be for one."""
+    parts = _names(folder.resolve())
+    if not parts:
+        named = Path(_PIPELINES) / folder
+        raise SettingsError(
+            "is no pipeline folder",
+            where=folder,
+            expected="<project>/pipelines/<run>",
+            remedy=f"did you mean {named}?" if (named / "params.yaml").is_file() else "",
+        )
+    for part in parts:
+        if not NAME.fullmatch(part) or part == _STEPS:
+            raise SettingsError(
+                f"{part!r} cannot be in the name of a run", where=folder, expected="letters, digits, '-' and '_'"
+            )
+    return "/".join(parts)
+
+
+def _check_not_inside(folder: Path) -> None:
+    whole = folder.resolve()
+    for outer in list(whole.parents)[: len(_names(whole)) - 1]:
+        if (outer / "params.yaml").is_file():
+            raise SettingsError(
+                "lies inside another run", where=folder, found=outer / "params.yaml", remedy="move one of the two"
+            )
 
 
 def _nearest(folder: Path, wanted: str) -> str:

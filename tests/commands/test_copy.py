@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -66,10 +67,10 @@ def test_refusals_leave_nothing(cli: Cli, finished_copy: Path) -> None:
     assert "pipelines/small: is there already" in cli("copy", RUN, RUN).error
     assert "is no pipeline folder" in cli("copy", RUN, "elsewhere").error
     assert not Path("elsewhere").exists()
-    Path("artifacts/new").mkdir()
+    Path("artifacts/new/checkpoints").mkdir(parents=True)
     assert "artifacts/new: there are artifacts of such a run" in cli("copy", RUN, NEW).error
     assert not Path(NEW).exists()
-    Path("artifacts/new").rmdir()
+    shutil.rmtree("artifacts/new")
     shutil.rmtree("artifacts/small/checkpoints/step=0000")
     refused = cli("copy", RUN, NEW)
     assert refused.code == 3
@@ -95,3 +96,56 @@ def test_a_copy_that_comes_second_leaves_the_first_ones_alone(
     assert "pipelines/new: is there already" in refused.error
     assert Path(NEW, "params.yaml").read_text() == Path(RUN, "params.yaml").read_text()
     assert "warmup" not in cli("run", NEW, "--jobs", 1, "--until", 0).err
+
+
+def test_a_copy_that_fails_leaves_nothing(cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise SettingsError("no")
+
+    monkeypatch.setattr(copying, "_link_start", refuse)
+    assert cli("copy", RUN, NEW).error == "hacpo: error: no"
+    assert not Path(NEW).exists()
+    assert not Path("artifacts/new").exists()
+
+
+@pytest.mark.parametrize(("before", "call"), [("_params", 1), ("stamp", 1), ("_link_start", 2), ("check_policy", 3)])
+def test_a_killed_copy_is_made_by_the_same_command(cli: Cli, finished_copy: Path, before: str, call: int) -> None:
+    """What it leaves is no run that lacks its start: nothing else works on it."""
+    code = (
+        "import os, signal, sys\n"
+        "from hacpo.pipeline import copying\n"
+        f"kept, calls = copying.{before}, []\n"
+        "def killed(*given):\n"
+        "    calls.append(given)\n"
+        f"    if len(calls) == {call}:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return kept(*given)\n"
+        f"copying.{before} = killed\n"
+        "from hacpo.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "copy", RUN, NEW], env=environment(), check=False)
+    assert done.returncode == -signal.SIGKILL
+    for words in (["run", NEW], ["plan", NEW], ["resolve", NEW], ["repair", NEW], ["copy", NEW, "pipelines/third"]):
+        refused = cli(*words)
+        assert refused.code == SettingsError.exit_code
+        assert "pipelines/new: is a copy that is not finished. Wait for its `hacpo copy`; if that was" in refused.error
+    made = cli("copy", RUN, NEW)
+    assert made.code == 0, made.err
+    assert "starts from small's step 0 of ada, bo\n" in made.out
+    ran = cli("run", NEW, "--jobs", 1, "--until", 0)
+    assert ran.code == 0, ran.err
+    assert "warmup" not in ran.out + ran.err
+    assert not Path(NEW, ".copying").exists()
+
+
+def test_no_mark_lets_a_copy_remove_through_a_link(cli: Cli, finished_copy: Path, tmp_path: Path) -> None:
+    """A run that a stranger made may look like a copy that was killed."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "notes").write_text("mine")
+    Path(NEW).mkdir()
+    Path(NEW, ".copying").touch()
+    Path("artifacts/new").symlink_to(home)
+    assert "artifacts/new: there are artifacts of such a run" in cli("copy", RUN, NEW).error
+    assert (home / "notes").read_text() == "mine"
