@@ -280,6 +280,40 @@ def test_the_key_of_the_environment_goes_only_where_the_environment_says(
     assert server_of(tmp_path, "ada") == Server(url, key)
 
 
+@pytest.mark.parametrize("named", [".keys/ada-8000", "mine"])
+def test_the_key_of_a_file_goes_only_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """servers.yaml may be a stranger's, and `.keys/<agent>-<port>` can be guessed."""
+    (tmp_path / ".keys").mkdir()
+    (tmp_path / named).write_text("secret\n")
+    (tmp_path / "servers.yaml").write_text(f"ada: {{url: 'https://evil.example:443', key_file: {named}}}")
+    monkeypatch.delenv(HOSTS_VARIABLE, raising=False)
+    with pytest.raises(SettingsError) as refused:
+        server_of(tmp_path, "ada")
+    assert "its key would go to another machine, which nobody here has named (found evil.example)" in str(refused.value)
+    assert "VLLM_API_KEY_HOSTS=evil.example" in str(refused.value)
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv(HOSTS_VARIABLE, "evil.example")
+    assert server_of(tmp_path, "ada").key == "secret"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.999:8000", "http://127.1.2.3.4:80", "http://127.0.0.256"])
+def test_an_address_that_is_none_is_not_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    (tmp_path / "servers.yaml").write_text(f"ada: {url}")
+    assert server_of(tmp_path, "ada") == Server(url, None)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://local\\thost:1", "http://local\\nhost:1", "http://loc alhost:1", "http://lo\\u017fcalhost"]
+)
+def test_a_url_that_libraries_read_differently_is_refused(tmp_path: Path, url: str) -> None:
+    (tmp_path / "servers.yaml").write_text(f'ada: "{url}"')
+    with pytest.raises(SettingsError, match="is no URL of a server"):
+        server_of(tmp_path, "ada")
+
+
 def test_certificates_are_checked_however_https_is_spelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """RFC 3986, section 3.1: schemes are case-insensitive."""
     options: list[dict[str, Any]] = []

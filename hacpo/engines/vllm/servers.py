@@ -9,6 +9,7 @@ machine re-runs nothing. What a server must hold and how it must sample is setti
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -29,10 +30,10 @@ KEY_VARIABLE = "VLLM_API_KEY"
 """vLLM's own name for the key that a server asks for."""
 
 HOSTS_VARIABLE = "VLLM_API_KEY_HOSTS"
-"""Hosts beside this machine that may get the key of the environment, with commas between them: `servers.yaml` may be a
-stranger's, the environment is the user's own."""
+"""Hosts beside this machine that may get a key, with commas between them: `servers.yaml` may be a stranger's, the
+environment is the user's own."""
 
-_LOOPBACK = re.compile(r"127(?:\.\d{1,3}){3}")
+_LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")
 _KEY = re.compile(r"[!-~]{1,4096}")
 """What can stand in a header."""
 
@@ -84,10 +85,10 @@ def server_url(folder: Path, agent: str) -> str:
 def server_key(folder: Path, agent: str) -> str | None:
     """The key to send to an agent's server: of the file that its entry names, else of `VLLM_API_KEY`; None: no key.
 
-    That of the environment goes to this machine, and to the hosts that `VLLM_API_KEY_HOSTS` names.
+    Either goes to this machine, and to the hosts that `VLLM_API_KEY_HOSTS` names.
 
     Raises:
-        SettingsError: the file is missing, is none of the pipeline's folder, or holds no key.
+        SettingsError: the file is missing, is none of the pipeline's folder, or holds no key, or is for another host.
     """
     named = _entry(folder, agent).get("key_file")
     if named is None:
@@ -111,7 +112,16 @@ def server_key(folder: Path, agent: str) -> str | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise SettingsError(f"cannot be read: {reason}", where=where, found=named, remedy=remedy) from None
-    return _checked(text.strip(), f"{where}: {named}")
+    key, url = _checked(text.strip(), f"{where}: {named}"), server_url(folder, agent)
+    if not _may_get_key(url):  # the names of the files that `hacpo serve` writes can be guessed
+        host = urlsplit(url).hostname
+        raise SettingsError(
+            "its key would go to another machine, which nobody here has named",
+            where=f"{folder / NAME}: {agent}",
+            found=host,
+            remedy=f"if that server is yours, set {HOSTS_VARIABLE}={host}",
+        )
+    return key
 
 
 def key_of_environment() -> str | None:
@@ -167,16 +177,21 @@ def keeps_secrets(url: str) -> bool:
 
 def _is_here(url: str) -> bool:
     host = urlsplit(url).hostname or ""
-    return host in ("localhost", "::1") or _LOOPBACK.fullmatch(host) is not None
+    try:
+        return host in ("localhost", "::1") or ipaddress.IPv4Address(host) in _LOOPBACK
+    except ValueError:
+        return False
 
 
 def _may_get_key(url: str) -> bool:
-    """Whether the user has said that a server may get the key of the environment."""
+    """Whether a server is on this machine, or the user has said that it may get a key."""
     named = {host.strip().lower() for host in os.environ.get(HOSTS_VARIABLE, "").split(",")}
     return _is_here(url) or urlsplit(url).hostname in named
 
 
 def _is_url(text: str) -> bool:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        return False  # `urlsplit` leaves out tabs and line ends, so that another host would be seen than is asked
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
