@@ -478,3 +478,21 @@ def test_a_small_file_that_is_gigabytes_unpacked_is_refused(cli: Cli, monkeypatc
     result = cli("import", "mine", "--from", "bomb.parquet", "--split", "train")
     assert result.code == 5
     assert "bomb.parquet: is more than 0 GiB unpacked" in result.error
+
+
+@pytest.mark.parametrize("unneeded", ["x", "answer"])
+def test_a_list_of_millions_in_a_small_file_is_refused_before_it_is_read(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, unneeded: str
+) -> None:
+    """One value of a column may be a list without end: two rows of 100,000 numbers are 6.4 MB of Python's objects."""
+    from hacpo.data.importing import formats
+
+    monkeypatch.setattr(formats, "_MOST_BYTES", 1 << 22)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_: pytest.fail("it was read"))
+    zeros = pa.ListArray.from_arrays([0, 100_000, 200_000], pa.array([0] * 200_000, pa.int64()))
+    table = pa.table({"question": ["1+1?"] * 2, "solution": ["2"] * 2, unneeded: zeros})
+    pq.write_table(table, "bomb.parquet")
+    assert Path("bomb.parquet").stat().st_size < 1 << 13
+    result = cli("import", "mine", "--from", "bomb.parquet", "--split", "train")
+    assert result.code == 5
+    assert "bomb.parquet: is more than 0 GiB unpacked" in result.error

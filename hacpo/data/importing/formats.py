@@ -20,6 +20,9 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MOST_BYTES = 1 << 31
 """Of a Parquet file's rows in memory: a dictionary makes gigabytes of a file of a few kilobytes."""
 
+_BYTES_PER_VALUE = 32
+"""Of a number as an object of Python's, with its place in a list; as few bytes of a file make millions of them."""
+
 Rows = list[dict[str, Any]]
 
 
@@ -49,11 +52,10 @@ def _parquet(path: Path) -> Rows:
     size = 0
     try:
         with pq.ParquetFile(path) as file:
-            groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-            chunks = [group.column(at).total_uncompressed_size for group in groups for at in range(group.num_columns)]
+            chunks = _chunk_sizes(file.metadata)
             if sum(chunks) > _MOST_BYTES:
                 raise _too_large(path)
-            # A value is no larger than its chunk, so that no batch is much larger than what is allowed.
+            # A value outside lists is no larger than its chunk, so that no batch is much larger than what is allowed.
             for batch in file.iter_batches(max(1, min(1024, _MOST_BYTES // max([1, *chunks])))):
                 size += batch.nbytes
                 if size > _MOST_BYTES:
@@ -62,6 +64,13 @@ def _parquet(path: Path) -> Rows:
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"not readable as Parquet: {first_line(error)}", where=path) from None
     return rows
+
+
+def _chunk_sizes(metadata: pq.FileMetaData) -> list[int]:
+    """Bytes that each column of each row group takes at least, the values within its lists counted one by one."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(at) for group in groups for at in range(group.num_columns)]
+    return [max(chunk.total_uncompressed_size, chunk.num_values * _BYTES_PER_VALUE) for chunk in chunks]
 
 
 def _too_large(path: Path) -> DataError:
