@@ -33,6 +33,9 @@ _TEMPORARY = re.compile(r".*\.[\w-]{22}\.tmp")
 """What DVC writes to before it renames (`dvc_objects.fs.utils.tmp_fname`)."""
 _CACHE_TEMPORARY = re.compile(r"([0-9a-f]{30}(\.dir)?|[0-9a-f]{64})?\.[\w-]{22}\.tmp")
 """The same in the cache, where it is named for nothing or for what it becomes."""
+_HALF_LOCK = re.compile(r"\.dvc\.lock\.tmp-\d+")
+"""What hacpo writes a record to; it goes with hacpo's next one, but DVC may write that."""
+_STEPS, _STEP = (re.compile(text) for text in ("steps", r"\d{4}"))
 _TWO, _KEY, _OBJECT = (re.compile(text) for text in ("[0-9a-f]{2}", "[0-9a-f]{64}", r"[0-9a-f]{30}(\.dir)?"))
 _RUNS, _FILES, _MD5_DIR = (re.compile(text) for text in ("runs", "files", "md5"))
 _CONFLICT = re.compile(r"^(<{7}|={7}|>{7})", re.MULTILINE)
@@ -88,8 +91,8 @@ def repair(pipeline: Pipeline, books: Books, *, asked: bool = False) -> Repairs:
 
     Mended are: a dvc.lock cut off while DVC rewrote it, or its list of readers and writers (DVC then refuses every
     command); folders of the run cache without a file (DVC fails on them, on every try); temporary files in the run's
-    artifacts and in the cache. And what a power cut leaves of files that DVC has not flushed: objects of the cache, and
-    entries of the run cache, that are empty or zeros.
+    artifacts, in the cache and beside its records. And what a power cut leaves of files that DVC has not flushed:
+    objects of the cache, and entries of the run cache, that are empty or zeros.
 
     Args:
         asked: whether a cache or artifacts that lie outside the project are mended too, instead of counted.
@@ -103,7 +106,7 @@ def repair(pipeline: Pipeline, books: Books, *, asked: bool = False) -> Repairs:
     made = Repairs()
     root = Path(repo.root_dir)
     cache = Path(repo.stage_cache.cache_dir).parent
-    artifacts = Path(os.path.abspath(pipeline.layout.root))
+    artifacts, folder = (Path(os.path.abspath(path)) for path in (pipeline.layout.root, pipeline.folder))
     try:
         for path in lock_files(pipeline):
             if _is_cut_off(path):
@@ -112,6 +115,7 @@ def repair(pipeline: Pipeline, books: Books, *, asked: bool = False) -> Repairs:
         made.rwlock = books.mend_rwlock()
         for kind, top, paths, wait in (
             ("temporary", artifacts, _temporary(artifacts), False),
+            ("temporary", folder, _half_locks(folder), False),
             ("temporary", cache, _cache_temporary(cache), False),
             ("temporary", cache, _below(cache, _RUNS, _TWO, _KEY, _CACHE_TEMPORARY), True),
             ("entries", cache, _cut_off_entries(cache), True),
@@ -242,6 +246,12 @@ def _temporary(artifacts: Path) -> Iterator[Path]:
     """DVC's temporary files among a run's artifacts."""
     found = (Path(at) / name for at, _, names in os.walk(artifacts) for name in names if _TEMPORARY.fullmatch(name))
     return _regular(found)
+
+
+def _half_locks(folder: Path) -> Iterator[Path]:
+    """Records of a run that were never put in place."""
+    yield from _regular(_below(folder, _HALF_LOCK))
+    yield from _regular(_below(folder, _STEPS, _STEP, _HALF_LOCK))
 
 
 def _cache_temporary(cache: Path) -> Iterator[Path]:

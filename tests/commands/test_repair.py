@@ -192,7 +192,11 @@ def test_commands_say_what_they_mended_and_leave_nothing(finished_copy: Path, cl
         finished_copy / "artifacts" / "small" / "rollouts" / "step=0001" / "agent=ada" / TEMPORARY,
         finished_copy / "artifacts" / "small" / f"schedule.parquet{TEMPORARY}",
         finished_copy / ".dvc" / "cache" / "files" / "md5" / TEMPORARY,
+        finished_copy / "pipelines" / "small" / ".dvc.lock.tmp-12",  # DVC wrote that lock since
+        finished_copy / "pipelines" / "small" / "steps" / "0001" / ".dvc.lock.tmp-345",
     ]
+    mine = finished_copy / "pipelines" / "small" / ".notes.tmp-12"
+    mine.write_text("the user's own")
     for path in beside:
         path.write_text("half")
     result = cli(command, "pipelines/small")
@@ -200,8 +204,9 @@ def test_commands_say_what_they_mended_and_leave_nothing(finished_copy: Path, cl
     said = [line for line in (result.out + result.err).splitlines() if "mended" in line]
     assert said == [
         f"small: mended what a kill left: removed {lock.relative_to(finished_copy)}, which it had cut off; "
-        "its stages are restored or run again; .dvc/tmp/rwlock begun anew; removed 3 temporary files of DVC"
+        "its stages are restored or run again; .dvc/tmp/rwlock begun anew; removed 5 temporary files of DVC"
     ]
+    assert mine.exists()
     assert not [path for path in beside if path.exists()]
     assert contents(finished_copy) == expected
     assert "mended" not in cli(command, "pipelines/small").out
