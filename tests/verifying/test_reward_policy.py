@@ -283,3 +283,25 @@ def test_a_gold_answer_that_cannot_be_read_is_no_zero() -> None:
     with pytest.raises(UnreadableError):
         equivalent("5", "np.arcsin(10/13)")
     assert equivalent("np.arcsin(10/13)", "np.arcsin( 10/13 )")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("squared", "cubed", "factorial", "halves", "thirds", "quarters", "thousandths", "tens", "dozen", "lakh"),
+        *("gross", "score", "doubled", "bn", "Mio", "negative", "is incorrect", "hundred million", "twentieths"),
+    ],
+)
+def test_words_that_make_another_number_are_not_dropped(words: str) -> None:
+    assert not equivalent(rf"5 \text{{ {words}}}", "5")
+    assert not equivalent(f"5 {words}", "5")
+
+
+@pytest.mark.parametrize("answer", [r"\text{not }x=5", r"\neg x=5", r"5_{\text{not}}"])
+def test_what_denies_an_answer_does_not_give_it(answer: str) -> None:
+    assert not equivalent(answer, "5")
+
+
+def test_two_choices_are_none() -> None:
+    assert equivalent("(A) 15", "A")
+    assert not any(equivalent(answer, "A") for answer in ("(A)(B)", "A) B)", "(A) or (B)"))

@@ -33,6 +33,7 @@ _UNREADABLE = re.compile(
     r"|[0-9]\s*\{|^\{[^{}]*\}\s*\{"  # 5{6} would be 11
     r"|%|\?|__|\\operatorname"
 )
+_NAMED_NUMBER = re.compile(r"[0-9]\s*_\s*\{?\s*[a-zA-Z]")
 _GROUPING = [
     (re.compile(r"(?<![_^0-9.A-Za-z\\])([0-9]+(?:\.[0-9]+)?)\s*(?=\()"), r"\1\\cdot "),
     (re.compile(r"\)\s*(?=[0-9a-zA-Z(]|\\(?:frac|sqrt|pi|sin|cos|tan|log|ln)(?![a-zA-Z]))"), r")\\cdot "),
@@ -65,8 +66,9 @@ def equal(answer: str, gold: str) -> bool:
     """
     if same_characters(answer, gold):
         return True
-    if answer.count("'") != gold.count("'"):
-        return False  # the library drops primes
+    # The library drops primes, and what stands below a number.
+    if answer.count("'") != gold.count("'") or (_NAMED_NUMBER.search(answer) and not _NAMED_NUMBER.search(gold)):
+        return False
     both = _without_commands(answer) + " " + _without_commands(gold)
     lowercase = not any(letter.isupper() and letter.lower() in both for letter in both)
     indexed = re.search(r"\\(?:sum|prod)", answer + gold)  # there, i is an index

@@ -30,7 +30,7 @@ _MINUS_PLUS = re.compile(r"\\mp(?![a-zA-Z])")
 _SOLUTION_SET = re.compile(r"<|>|\\(?:le|ge|ne|cup|cap|setminus|mathbb)(?![a-zA-Z])")
 _NAME = re.compile(r"(?:\\[a-zA-Z]+|[a-zA-Z|/:,'{}()\s]|\^\\circ)+")
 _NO_NAME = re.compile(
-    r"\\(?:sqrt|log|ln|exp|pi|infty|times|cdot|cup|cap|binom|sum|prod|int|lim|begin|mathbb)(?![a-zA-Z])"
+    r"\\(?:sqrt|log|ln|exp|pi|infty|times|cdot|cup|cap|binom|sum|prod|int|lim|begin|mathbb|neg|lnot|not)(?![a-zA-Z])"
 )
 _EVALUATED = re.compile(r"\\(?:lim|sum|prod|int)(?![a-zA-Z])")
 
@@ -238,7 +238,7 @@ def _named(item: str) -> tuple[str | None, str]:
 
 def _is_name(text: str) -> bool:
     r"""Whether a left-hand side only names a quantity: `x`, `f(2)`, `|AB|`, `\angle A`, `(x, y)`; not `2x`, `x + y`."""
-    if _NO_NAME.search(text):
+    if _NO_NAME.search(text) or re.search(r"\\text\{[^{}]*(?<![a-zA-Z])(?:not|never|no)(?![a-zA-Z])", text):
         return False
     text = re.sub(r"\\text\{[^{}0-9]*\}", "t", text)
     text = re.sub(r"_\s*(?:\{[^{}]*\}|.)", "", text)

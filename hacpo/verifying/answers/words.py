@@ -12,6 +12,7 @@ from dataclasses import dataclass
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*|[0-9]+")
 _CHOICE = re.compile(r"\(?([A-J])\)?\s*[.)]\s*\S")
+_CHOICES = re.compile(r"(?:[\s,;.()]|and|or|[A-J](?![a-zA-Z]))+")
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _SETS = {"all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "empty set": r"\emptyset"}
 _LABELS = {"option", "choice", "answer"}
@@ -52,8 +53,9 @@ def same_words(answer: str, gold: str) -> bool | None:
     if ours and theirs and ours.spoken == theirs.spoken:
         return True
     if theirs and len(theirs.spoken) == 1 and len(theirs.spoken[0]) == 1:
-        choice = _CHOICE.match(_TEXT.sub(r"\1", answer).strip())
-        if choice:  # (C) 15 where C is asked for
+        said = _TEXT.sub(r"\1", answer).strip()
+        choice = _CHOICE.match(said)
+        if choice and not _CHOICES.fullmatch(said):  # (C) 15 where C is asked for, not (C)(D)
             return choice[1].casefold() == theirs.spoken[0]
     if (ours and ours.certain) or (theirs and theirs.certain):
         return False
