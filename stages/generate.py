@@ -1,4 +1,8 @@
-"""generate: one agent samples its responses to the step's prompts, and its training stack rescores them."""
+"""generate: one agent samples its responses to the step's prompts, and its training stack rescores them.
+
+The column `logprobs` holds what the training stack says of the sampled tokens (`engines.interface.rescored`), whichever
+engine sampled them; what that engine said itself is in `sampler_logprobs`.
+"""
 
 from __future__ import annotations
 

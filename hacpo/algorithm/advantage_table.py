@@ -166,7 +166,7 @@ def advantage_columns(
     Args:
         responses: rollout_id, problem_id, source and reward of every response of the step, by problem, agent, sample.
         agents: whose responses this learner learns from: all, or itself alone.
-        capabilities: agent -> smoothed capability.
+        capabilities: agent -> what omega is made of: its smoothed capability; under `baseline: oracle` the oracle's.
     """
     used = responses.filter(pc.is_in(responses["source"], value_set=pa.array(agents, pa.string()))).combine_chunks()
     values = step_advantages(

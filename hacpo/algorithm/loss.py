@@ -5,17 +5,20 @@ in two ways: as printed, min(s, c) A for own responses, or as GSPO's min(s A, c 
 the authors' code bases compute the second, and so does this one.
 
 Notation (B responses of a micro-batch, T padded tokens in the learner's vocabulary; `_b` is [B], `_bt` is [B, T]):
-    s       ratio of the learner's policy to the one that sampled, one per response (`hacpo.algorithm.importance`)
+    s       ratio of the learner's policy to the one that sampled, one per response: exp of the difference of their mean
+            log-probabilities per token, the exponent held in +-10 (`hacpo.algorithm.importance`)
     A       effective advantage (`hacpo.algorithm.group_advantage`): A of own responses, omega A of cross responses
     c       s clipped to [lower, upper] of this update
     sg[.]   stop-gradient
     own     min(s A, c A)       GSPO; GRPO: the same per token, then the mean over tokens
     cross   c sg[min(c, 1)]^alpha A     no outer min: outside the interval there is no gradient, whatever the sign of A;
-            eq. 12 weighs where s < 1 only, which matters where the upper bound is above 1 (`clip.cross: none`, `own`)
+            eq. 12 weighs where s < 1 only, which matters where the upper bound is above 1 (`clip.cross: none`, `own`).
+            Under `clip.cross: own`: min(s A, c A) sg[min(c, 1)]^alpha
     v       weight from the sampler's to the training stack's distribution (`sampler_correction`); 1 if off
     loss    - sum_i w_i v_i objective_i + kl_coef sum_i w_i KL_i      (KL over all responses, or over own ones)
 
-The loss is a plain sum over rows. All averaging is in the row weights w, which come from counts over the whole update:
+The loss is a plain sum over rows. All averaging is in the row weights w (`row_weights`), which come from counts over the
+whole update, made with m by `hacpo.algorithm.updates` and passed on by `hacpo.engines.training.trainer`:
 the gradient is the same however an update is cut into micro-batches or spread over processes. Add the losses (a wrapper
 that averages gradients over processes needs the loss times the number of processes).
 
@@ -225,8 +228,8 @@ def response_terms(
         ratio_b = torch.where(batch.is_self_b, token_ratio_b, ratio_b)
         term_b = torch.where(batch.is_self_b, token_term_b, term_b)
         clipped_b = torch.where(batch.is_self_b, token_clipped_b, clipped_b)
-    weight_b = ratio_b.detach().clamp(lower_b, upper_b).clamp(max=1.0).pow(importance.alpha)
-    is_weight_b = torch.where(batch.is_self_b, torch.ones_like(weight_b), weight_b)
+    importance_b = ratio_b.detach().clamp(lower_b, upper_b).clamp(max=1.0).pow(importance.alpha)
+    is_weight_b = torch.where(batch.is_self_b, torch.ones_like(importance_b), importance_b)
     return ResponseTerms(
         learner_logprob_b=(learner_logprob_b / tokens_b).detach(),
         source_logprob_b=batch.source_logprob_b / batch.source_tokens_b.clamp(min=1),

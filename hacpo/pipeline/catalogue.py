@@ -1,8 +1,9 @@
 """The whole pipeline on one page: every stage with the settings and files that it reads, and what it writes.
 
-DVC's files, the check that a stage opens nothing else (`pipeline.stage`), the options of each command, what status and
-audit look for, and which command makes what is missing all follow from it. A stage is its body (`stages/`), and its
-entry here.
+From an entry follow: the DVC entry (`dvc_files`), the options of its command (`stage_command`) and that there is one
+(`hacpo.cli`), the check that it opens and writes nothing else (`declared.DeclaredLayout`) and reads no other setting
+(`settings.params.restrict`), what status and audit look for, and which command makes what is missing. A stage is its
+body (`stages/`), and its entry here.
 """
 
 from __future__ import annotations

@@ -279,7 +279,8 @@ def reads(settings: Settings, keys: Iterable[str], agent: str | None = None) -> 
 
 
 def restrict(settings: Settings, declared: Iterable[str], agent: str | None = None) -> Settings:
-    """The settings with only the keys that a stage declares: any other attribute raises AttributeError.
+    """The settings with only the keys that a stage declares: any other attribute raises AttributeError,
+    any other agent KeyError.
 
     This is what makes narrow DVC parameters safe: a stage cannot read a setting that would not re-run it.
     """
