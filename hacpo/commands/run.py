@@ -23,13 +23,15 @@ def run(
 
     Checkpoints of finished steps are not overwritten without asking.
     """
-    from hacpo.errors import RemakeError
+    from hacpo.errors import RemakeError, SettingsError
     from hacpo.pipeline.driver import run_pipeline
     from hacpo.pipeline.progress import print_outcome
     from hacpo.pipeline.project import Pipeline
 
     opened = Pipeline.open(pipeline)
     steps = opened.settings.steps
+    if until is not None and until > steps:
+        raise SettingsError("--until is beyond the last step", where=pipeline, expected=f"0 to {steps}", found=until)
     try:
         run_pipeline(opened, jobs=jobs, until=until, remake=yes)
     except RemakeError as refusal:

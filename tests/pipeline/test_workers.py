@@ -63,7 +63,7 @@ def test_numbers_out_of_range_are_refused_before_anything_is_done(project: Path,
 def test_the_command_refuses_a_step_beyond_the_last(project: Path, cli: Cli) -> None:
     refused = cli("run", RUN, "--until", 3)
     assert refused.code == 2
-    assert "until is out of range (expected a whole number from 0 to 2, found 3)" in refused.error
+    assert "--until is beyond the last step (expected 0 to 2, found 3)" in refused.error
     assert not Path("artifacts").exists()
 
 
