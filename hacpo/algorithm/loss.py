@@ -17,9 +17,9 @@ Notation (B responses of a micro-batch, T padded tokens in the learner's vocabul
     v       weight from the sampler's to the training stack's distribution (`sampler_correction`); 1 if off
     loss    - sum_i w_i v_i objective_i + kl_coef sum_i w_i KL_i      (KL over all responses, or over own ones)
 
-The loss is a plain sum over rows. All averaging is in the row weights w (`row_weights`), which come from counts over the
-whole update, made with m by `hacpo.algorithm.updates` and passed on by `hacpo.engines.training.trainer`:
-the gradient is the same however an update is cut into micro-batches or spread over processes. Add the losses (a wrapper
+The loss is a plain sum over rows. All averaging is in the row weights w (`row_weights`), which come from counts over
+the whole update (`hacpo.algorithm.updates`; `hacpo.engines.training.trainer` passes them on, with m): the gradient is
+the same however an update is cut into micro-batches or spread over processes. Add the losses (a wrapper
 that averages gradients over processes needs the loss times the number of processes).
 
 Per-response numbers are float64, whatever the model computes in.

@@ -70,7 +70,7 @@ def pairs(content: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict):
             parts += value.items()
         elif isinstance(value, list):
-            parts += [(key, one) for one in value if isinstance(one, dict | list | int | float)]
+            parts += [(key, item) for item in value if isinstance(item, dict | list | int | float)]
 
 
 def check_sizes(content: Mapping[str, Any], where: Path) -> None:
@@ -88,7 +88,7 @@ def check_sizes(content: Mapping[str, Any], where: Path) -> None:
             _check_number(key, value, where)
             largest[key] = max(value, largest.get(key, 0))
     _check_products(
-        largest, {one for key, one in pairs(content) if key == "model_type" and isinstance(one, str)}, where
+        largest, {name for key, name in pairs(content) if key == "model_type" and isinstance(name, str)}, where
     )
 
 
@@ -126,12 +126,11 @@ def _check_products(largest: Mapping[str, float], model_types: set[str], where: 
     layers, positions, width = (max((largest.get(name, 1) for name in names), default=1) for names in _TABLE_OF)
     experts = max((value for key, value in largest.items() if _EXPERTS.fullmatch(key)), default=1)
     if layers * experts > _MOST_EXPERTS:
-        found = f"{layers} of {experts}"
         raise ModelError(
             "layers with experts are out of bounds",
             where=where,
             expected=f"{_MOST_EXPERTS} experts in all",
-            found=found,
+            found=f"{layers} of {experts}",
         )
     if model_types & _WITH_TABLES and layers * positions * max(positions, width) > _MOST_IN_TABLES:
         raise ModelError(

@@ -56,10 +56,12 @@ def _links(folder: Path | str, names: set[str] | None = None) -> Iterator[Path]:
     """Links below a folder, of these names in it, that do not lead to DVC's objects."""
     try:
         with os.scandir(folder) as entries:
-            found = sorted((one for one in entries if names is None or one.name in names), key=lambda one: one.name)
+            looked_at = sorted(
+                (entry for entry in entries if names is None or entry.name in names), key=lambda entry: entry.name
+            )
     except (FileNotFoundError, NotADirectoryError):  # not made yet, or just removed by a stage that ends
         return
-    for entry in found:
+    for entry in looked_at:
         if entry.is_symlink():
             if not leads_to_object(Path(entry.path)):
                 yield Path(entry.path)

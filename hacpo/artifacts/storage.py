@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,3 +205,14 @@ def write_json(path: Path, value: object) -> None:
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
+
+
+def disk_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder, those left out that go while it is looked at."""
+    size = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                status = os.stat(os.path.join(at, name))
+                size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from hacpo.artifacts.storage import disk_bytes
 from hacpo.artifacts.tables import CHECKPOINT, REPORT
 from hacpo.errors import harmless
 from hacpo.evaluation.measure import described
@@ -114,17 +112,6 @@ def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
         if before.get(key) != now.get(key)
     ]
     return lines[:most] + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
-
-
-def disk_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder, those left out that go while it is looked at."""
-    size = 0
-    for at, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                found = os.stat(os.path.join(at, name))
-                size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return size
 
 
 def _what_follows(pipeline: Pipeline, changed: bool) -> str:

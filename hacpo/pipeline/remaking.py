@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts import storage
+from hacpo.artifacts.storage import disk_bytes
 from hacpo.artifacts.tables import CHECKPOINT, ROLLOUTS, SIDE_ROLLOUTS
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import RemakeError
@@ -22,7 +23,6 @@ from hacpo.phrases import mebibytes, ranges
 from hacpo.pipeline.bookkeeping import Books
 from hacpo.pipeline.catalogue import PIPELINE
 from hacpo.pipeline.order import agent_of, spec_of
-from hacpo.pipeline.progress import disk_bytes
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.pruned import checkpoints_there
 from hacpo.settings import params

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from hacpo.errors import HacpoError
 from hacpo.pipeline.crashes import FaultElsewhereError
 from hacpo.pipeline.session import ProgressSink, Session, quiet_threads
-from hacpo.pipeline.worker import command_executor
+from hacpo.pipeline.worker_process import command_executor
 
 _END_SECONDS = 5.0
 """How long a process may take to end once its connection is closed."""
@@ -32,7 +32,7 @@ def _started() -> tuple[subprocess.Popen[bytes], Connection]:
     program once more, up to the line that started this one."""
     driver_end, worker_end = multiprocessing.Pipe()
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "hacpo.pipeline.worker", str(worker_end.fileno()), str(os.getpid())],
+        [sys.executable, "-P", "-m", "hacpo.pipeline.worker_process", str(worker_end.fileno()), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         pass_fds=[worker_end.fileno()],
     )
@@ -56,7 +56,7 @@ def _told(on_done: Callable[[int], None] | None, index: int) -> Exception | None
 
 
 class Workers:
-    """A fixed number of warm processes (`hacpo.pipeline.worker`); with none, commands run in this process.
+    """A fixed number of warm processes (`hacpo.pipeline.worker_process`); with none, commands run in this process.
 
     Args:
         count: processes; 0 runs everything here.

@@ -139,7 +139,7 @@ def test_status_passes_over_what_holds_no_settings_and_no_numbers(finished_copy:
 def test_a_file_that_goes_while_a_folder_is_measured_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hacpo.pipeline.progress import disk_bytes
+    from hacpo.artifacts.storage import disk_bytes
 
     for name in ("stays", "goes"):
         (tmp_path / name).write_bytes(b"1234")

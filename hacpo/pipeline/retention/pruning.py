@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from hacpo.artifacts import durability, storage, tables
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.storage import refused
+from hacpo.artifacts.storage import disk_bytes, refused
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError
-from hacpo.pipeline.progress import disk_bytes
 from hacpo.pipeline.pruned import Pruned, checkpoints_there, read_record, write_record
 from hacpo.pipeline.retention.rule import kept_steps, rule_text
 

@@ -34,7 +34,7 @@ from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Row
 from hacpo.errors import HacpoError
 from hacpo.pipeline.session import Session
-from hacpo.pipeline.worker import command_executor
+from hacpo.pipeline.worker_process import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
 
 CHECK = "replay"

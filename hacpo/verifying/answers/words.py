@@ -53,9 +53,9 @@ def same_words(answer: str, gold: str) -> bool | None:
     if ours and theirs and ours.spoken == theirs.spoken:
         return True
     if theirs and len(theirs.spoken) == 1 and len(theirs.spoken[0]) == 1:
-        said = _TEXT.sub(r"\1", answer).strip()
-        choice = _CHOICE.match(said)
-        if choice and not _CHOICES.fullmatch(said):  # (C) 15 where C is asked for, not (C)(D)
+        plain = _TEXT.sub(r"\1", answer).strip()
+        choice = _CHOICE.match(plain)
+        if choice and not _CHOICES.fullmatch(plain):  # (C) 15 where C is asked for, not (C)(D)
             return choice[1].casefold() == theirs.spoken[0]
     if (ours and ours.certain) or (theirs and theirs.certain):
         return False
