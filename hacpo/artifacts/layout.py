@@ -58,10 +58,6 @@ class Layout:
         """What `agent` sampled for nothing but its capability (`capability.oracle_samples`)."""
         return self.path(tables.SIDE_ROLLOUTS, step, agent)
 
-    def side_verdicts(self, step: int, agent: str) -> Path:
-        """Rewards of `agent`'s side sample."""
-        return self.path(tables.SIDE_VERDICTS, step, agent)
-
     def pool(self, step: int, learner: str) -> Path:
         """Every usable rollout in `learner`'s tokens."""
         return self.path(tables.POOL, step, learner)

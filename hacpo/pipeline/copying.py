@@ -192,6 +192,6 @@ def _link_start(source: Pipeline, target: Pipeline, agent: str) -> None:
                 os.link(file, inside)
             except OSError:
                 copy_file(file, inside)
-    with storage.atomic(new.metrics("warmup", 0, agent)) as scratch:
-        copy_file(old.metrics("warmup", 0, agent), scratch)
+    with storage.atomic(new.metrics(WARMUP.name, 0, agent)) as scratch:
+        copy_file(old.metrics(WARMUP.name, 0, agent), scratch)
     check_policy(target, 0, agent)

@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.phrases import ranges
+from hacpo.pipeline.catalogue import maker_of
 from hacpo.pipeline.dvc_files import cached_steps
 from hacpo.pipeline.order import step_file
 from hacpo.pipeline.pruned import read_record, was_pruned
@@ -47,7 +49,7 @@ def checkpoint_command(pipeline: Pipeline, step: int, agent: str) -> str:
     with contextlib.suppress(ArtifactError):
         if step in not_here(pipeline):
             return pipeline.command("run")
-    return pipeline.command("update", step, agent=agent) if step else pipeline.command("warmup", agent=agent)
+    return pipeline.command_for(maker_of(CHECKPOINT, step), step, agent)
 
 
 def described(pipeline: Pipeline, steps: Sequence[int]) -> str:

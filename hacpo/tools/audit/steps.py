@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,12 @@ from hacpo.artifacts.tables import (
     ADVANTAGES,
     CAPABILITY,
     CHECKPOINT,
+    EVALUATIONS,
     POOL,
+    PROBLEMS,
+    PROMPTS,
     ROLLOUTS,
+    SCHEDULE,
     SIDE_ROLLOUTS,
     SIDE_VERDICTS,
     TRACE,
@@ -20,7 +24,7 @@ from hacpo.artifacts.tables import (
     Table,
 )
 from hacpo.artifacts.text_files import load_json
-from hacpo.pipeline.catalogue import Use, maker_of, step_stages
+from hacpo.pipeline.catalogue import PIPELINE, Use, maker_of, step_stages
 from hacpo.tools.audit.advantages import capability_metrics, check_advantages, check_capability
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.checkpoints import check_checkpoint
@@ -33,8 +37,11 @@ from hacpo.tools.audit.rows import Rows
 from hacpo.tools.audit.table_checks import read
 from hacpo.tools.audit.traces import check_trace
 
-_RECOMPUTED = (ROLLOUTS, VERDICTS, SIDE_ROLLOUTS, SIDE_VERDICTS, CAPABILITY, POOL, ADVANTAGES, TRACE)
-"""Tables of a step whose values a check works out again."""
+_RECOMPUTED = (
+    *(PROBLEMS, PROMPTS, SCHEDULE, EVALUATIONS),
+    *(ROLLOUTS, VERDICTS, SIDE_ROLLOUTS, SIDE_VERDICTS, CAPABILITY, POOL, ADVANTAGES, TRACE),
+)
+"""Tables whose values a check works out again."""
 
 
 @dataclass
@@ -142,17 +149,15 @@ def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
                 check_trace(run, batch, learner, pool, advantages, responses)
     if capabilities is not None:
         check_metrics(run, "advantage", step, "all", metrics)
-    _check_others(run, step, presence)
 
 
-def _check_others(run: AuditRun, step: int, presence: Presence) -> None:
-    """Other tables of the catalogue: what can be checked of any table."""
-    stages = [spec for spec in step_stages(run.settings, step) if spec.at == "step"]
-    for table in [use.artifact for spec in stages for use in spec.writes]:
+def check_others(run: AuditRun, steps: Container[int]) -> None:
+    """What can be checked of any table, of those of the catalogue whose values no check works out again."""
+    for table in [use.artifact for spec in PIPELINE for use in spec.writes]:
         if not isinstance(table, Table) or table in _RECOMPUTED:
             continue
-        for whose in run.agents if table.per in ("agent", "learner") else [""]:
-            if run.layout.path(table, step, whose) in presence.here:
+        for step, whose in run.run_files.parts(table):
+            if (step is None or step in steps) and whose in ("", *run.agents):
                 read(run, table, step, whose)
                 run.skip(f"values of {table.title}", "no check works them out again")
 
@@ -202,7 +207,7 @@ def _check_policy(run: AuditRun, step: int, agent: str) -> None:
     """The weights have the hash that the stage which made them noted in its metrics."""
     pruned = run.pruned.get(agent, {}).get(step)
     policy = run.policy(step, agent) if pruned is None else pruned.policy
-    path = run.layout.metrics("update" if step else "warmup", step, agent)
+    path = run.layout.metrics(maker_of(CHECKPOINT, step).name, step, agent)
     try:
         noted = load_json(path)["policy"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -17,7 +17,7 @@ from hacpo.tools.audit.dvc_records import check_locks
 from hacpo.tools.audit.findings import Finding
 from hacpo.tools.audit.inputs import check_inputs, open_run
 from hacpo.tools.audit.leftovers import check_leftovers
-from hacpo.tools.audit.steps import Presence, check_models, check_step
+from hacpo.tools.audit.steps import Presence, check_models, check_others, check_step
 
 if TYPE_CHECKING:
     from hacpo.tools.audit.deep import DeepReport
@@ -106,6 +106,7 @@ def audit(
                 check_step(run, inputs.batches[step], presence)
                 result.steps.append(step)
             check_models(run, step, presence, inputs.sets)
+    check_others(run, steps)
     if run.not_here:
         run.skip("what needs weights, tokenizers or optimizers", described(pipeline, run.not_here))
     check_leftovers(run, presence.holes)

@@ -20,7 +20,7 @@ def agreement(stage: Stage) -> None:
     prompts = stage.read(PROMPTS, columns=["problem_id"]).to_pylist()[: stage.limit]
     verdicts = stage.read(VERDICTS, columns=["problem_id", "extracted"]).to_pylist()
     rows = agreements([prompt["problem_id"] for prompt in prompts], verdicts)
-    stage.write(stage.outputs.path(AGREEMENT, stage.step, stage.mine), AGREEMENT, rows)
+    stage.write(AGREEMENT, rows)
     stage.metrics["agreement"] = sum(row["agreement"] for row in rows) / len(rows)
     stage.summary = f"agreement {stage.metrics['agreement']:.3f}"
 
