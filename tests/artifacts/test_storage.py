@@ -174,6 +174,12 @@ def failing(finished_copy: Path, tmp_path: Path) -> Callable[..., subprocess.Com
             "the system refuses it: too many open files. Allow more open files",
         ),
         (
+            "open-read artifacts/small/checkpoints/step=#/.agent=A.tmp-#/model.safetensors",
+            errno.EMFILE,
+            ["stages.warmup", RUN, "--agent", "ada"],
+            "the system refuses it: too many open files. Allow more open files",
+        ),
+        (
             "rename artifacts/small/capability/step=#",
             errno.ENOSPC,
             ["stages.advantage", RUN, *STEP],

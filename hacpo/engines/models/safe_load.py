@@ -8,6 +8,7 @@ from typing import Any
 
 from hacpo.artifacts.model_config import check_config
 from hacpo.artifacts.model_folder import indexed_weights, model_files, why_unloadable
+from hacpo.artifacts.text_files import check_regular
 from hacpo.errors import ArtifactError, ModelError
 from hacpo.tokens.tokenizers import ChatTokenizer, never_ask
 
@@ -44,6 +45,8 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
     check_config(folder, called)
     never_ask()
     try:
+        for file in sorted(folder.glob("*.safetensors")):
+            check_regular(file)
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
             local_files_only=True,
