@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from hacpo.artifacts.tables import (
     ADVANTAGES,
@@ -39,11 +39,27 @@ from hacpo.settings.root import Settings
 from hacpo.verifying.function import module_file
 
 if TYPE_CHECKING:
-    from hacpo.pipeline.project import Pipeline
+    from pathlib import Path
 
 _T = TypeVar("_T")
 When = Callable[[Settings, int], bool]
 """Whether something holds for the settings of a run at a step."""
+
+
+class RunFolder(Protocol):
+    """What an entry may ask of the run (`project.Pipeline`) whose stage it is."""
+
+    @property
+    def settings(self) -> Settings:
+        """All of them."""
+
+    @property
+    def root(self) -> Path:
+        """The project's folder."""
+
+    @property
+    def settings_files(self) -> tuple[str, ...]:
+        """params.yaml and what it extends, relative to the root."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +143,7 @@ class StageSpec:
     settings: tuple[str, ...]
     reads: tuple[Use, ...]
     writes: tuple[Use, ...]
-    outside: Callable[[Pipeline, str], tuple[str, ...]] = field(default=lambda _pipeline, _agent: ())
+    outside: Callable[[RunFolder, str], tuple[str, ...]] = field(default=lambda _pipeline, _agent: ())
     when: When | None = None
     metrics: bool = True
     side: bool = False
@@ -176,29 +192,29 @@ def _graded(settings: Settings, _step: int) -> bool:
 # --- files of the project --------------------------------------------------------------------------------------------
 
 
-def _settings_files(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
+def _settings_files(pipeline: RunFolder, _agent: str) -> tuple[str, ...]:
     return pipeline.settings_files
 
 
-def _reward_file(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
+def _reward_file(pipeline: RunFolder, _agent: str) -> tuple[str, ...]:
     """The module of the run's reward function, where it is a file of the project: editing it re-runs what calls it."""
     verification = pipeline.settings.verification
     file = None if verification.is_math else module_file(verification.reward, pipeline.root)
     return () if file is None else (file.as_posix(),)
 
 
-def _problem_files(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
+def _problem_files(pipeline: RunFolder, _agent: str) -> tuple[str, ...]:
     return tuple(source.path for source in pipeline.settings.data.sets.values() if source.path is not None)
 
 
-def _model_folder(pipeline: Pipeline, agent: str) -> tuple[str, ...]:
+def _model_folder(pipeline: RunFolder, agent: str) -> tuple[str, ...]:
     """The model folder an agent starts from; a model on the hub is no file that DVC could follow."""
     mine = pipeline.settings.agents[agent]
     folder = None if hub_repository(mine.model, pipeline.root) is not None else mine.model
     return tuple(path for path in (folder, mine.chat_template) if path is not None)
 
 
-def _oracle_table(pipeline: Pipeline, _agent: str) -> tuple[str, ...]:
+def _oracle_table(pipeline: RunFolder, _agent: str) -> tuple[str, ...]:
     table = pipeline.settings.algorithm.capability.oracle_table
     return () if table is None else (table,)
 
