@@ -39,7 +39,6 @@ _REFUSED: Mapping[str, Mapping[str, str]] = {
         "use_pretrained_backbone": "has weights fetched from the hub",
     },
     "tokenizer_config.json": {
-        "fast_tokenizer_files": _OTHER_FILE,
         "gguf_file": _OTHER_FILE,
         "init_inputs": "may have another file read than the usual one",
     },
@@ -85,6 +84,9 @@ def _check_reference(file: str, key: str, value: Any, where: Path) -> None:
         if refused[key] == _QUANTISED:
             remedy = "start from the model that it was made of"
         raise ModelError(f"{key} {refused[key]}", where=where, found=repr(value)[:80], remedy=remedy)
+    if key == "fast_tokenizer_files" and not all(_is_plain_name(name) for name in value or ()):
+        # Of those in the folder itself (`tokenizer.<version>.json`) `same_tokenizer` knows.
+        raise ModelError(f"{key} names a file elsewhere", where=where, found=repr(value)[:80], remedy=f"take {key} out")
     if file == "tokenizer_config.json" and key in _TABLES and isinstance(value, str):
         raise ModelError(f"{key} {_OTHER_FILE}", where=where, found=repr(value)[:80], remedy=f"take {key} out")
     if "attn_implementation" in key:
@@ -93,3 +95,7 @@ def _check_reference(file: str, key: str, value: Any, where: Path) -> None:
                 raise ModelError(f"{key} names code that is not in transformers", where=where, found=repr(named)[:80])
     if key == "tokenizer_class" and not (value is None or (isinstance(value, str) and _TOKENIZER.fullmatch(value))):
         raise ModelError(f"{key} names no tokenizer of transformers", where=where, found=repr(value)[:80])
+
+
+def _is_plain_name(name: Any) -> bool:
+    return isinstance(name, str) and Path(name).name == name

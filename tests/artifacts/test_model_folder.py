@@ -216,7 +216,7 @@ def test_weights_under_another_name_are_refused(cli: Cli, project: Path, folder:
         (
             "tokenizer_config.json",
             {"fast_tokenizer_files": ["/x/tokenizer.4.json"]},
-            "fast_tokenizer_files has another",
+            "fast_tokenizer_files names a file elsewhere",
         ),
         ("tokenizer_config.json", {"init_inputs": ["/etc/hostname"]}, "init_inputs may have another file read"),
         ("tokenizer_config.json", {"vocab": "/etc/hostname"}, "vocab has another file read"),

@@ -74,7 +74,7 @@ def test_what_nobody_foresaw_in_a_worker_is_named(
         tmp_path,
         monkeypatch,
         "from hacpo.pipeline.project import Pipeline\n"
-        "def broken(*_): return {}['of the worker']\n"
+        "def broken(*_, **__): return {}['of the worker']\n"
         "Pipeline.open = broken\n",
     )
     Path("artifacts").mkdir()

@@ -15,6 +15,7 @@ import pytest
 
 from conftest import PARAMS, Cli, environment, make_project
 from hacpo.algorithm.pooling import Limits, as_sampled
+from hacpo.algorithm.rollouts import Rollout
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.errors import ModelError
@@ -203,7 +204,7 @@ def test_what_does_not_fit_is_too_long_as_ever(step: Step, cli: Cli, tmp_path: P
 
 
 def test_an_id_that_the_learners_model_has_no_row_for_is_not_representable() -> None:
-    row = {"token_ids": [5, 99], "finish_reason": "length", "stop_string": None}
+    row = Rollout("0001/bo/p/000", "p", 0, [5, 99], "ab", "length", None, [-1.0, -1.0])
     assert as_sampled(row, Limits(vocabulary=100), score_eos=True).status == "kept"
     refused = as_sampled(row, Limits(vocabulary=99), score_eos=True)
     assert (refused.token_ids, refused.status, refused.roundtrip) == ([], "not_representable", False)
