@@ -15,7 +15,7 @@ from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
 from hacpo.errors import ArtifactError
 
-_KINDS = (*tables.TABLES.values(), tables.PROMPTS, tables.SETTINGS, tables.CHECKPOINT, tables.METRICS, tables.REPORT)
+_KINDS = (*tables.TABLES.values(), tables.SETTINGS, tables.CHECKPOINT, tables.METRICS, tables.REPORT)
 _OURS = {kind.path().partition("/")[0] for kind in _KINDS} | {".locks", ".merged", ".saved", "pruned.json"}
 """What a run has in its folder; anything else there is the user's own, and nobody's to look at."""
 _OF_DVC = {".keys", "dvc.lock", "dvc.yaml", "steps"}

@@ -25,6 +25,8 @@ from hacpo.pipeline.leases import lease
 from hacpo.pipeline.lock_text import with_stage
 
 _GIVE_BACK_SECONDS = 10.0
+_LISTING = re.compile(r"/\.[\w-]+\.tmp(\.with_meta)?")
+"""What DVC calls the list of a folder's files that it keeps in memory (`Tree.digest`)."""
 _CHECKPOINT = re.compile(rf"/{CHECKPOINT.pattern}$")
 
 
@@ -416,11 +418,13 @@ def check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = Non
 
 
 def _forget_listings() -> None:
-    """Empty the file system in memory where DVC leaves the list of every folder that it hashes, for ever: it looks
-    through all of them for each new one, which takes 11 ms more in every step than in the one before."""
+    """Remove the lists that DVC leaves of every folder it hashes in the process's file system in memory, for ever: it
+    looks through all of them for each new one, longer in every step than in the one before."""
     from fsspec.implementations.memory import MemoryFileSystem
 
-    MemoryFileSystem.store.clear()
+    store = MemoryFileSystem.store
+    for name in [name for name in store if _LISTING.fullmatch(name)]:
+        del store[name]
 
 
 def _remove_outs(stage: Any) -> None:

@@ -96,7 +96,11 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 @pytest.mark.slow
-def test_a_run_names_only_what_is_on_the_disk(project: Path, cli: Cli, recorder: Recorder) -> None:
+def test_a_run_names_only_what_is_on_the_disk(
+    project: Path, cli: Cli, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    MemoryFileSystem().pipe_file("/of the user", b"1")
     result = cli("run", RUN, "--jobs", "1", "--until", "1")
     assert result.code == 0, result.err
     outputs = ("settings.json", "data", "rollouts", "verdicts", "pool", "advantages", "updates", "checkpoints")
@@ -107,7 +111,7 @@ def test_a_run_names_only_what_is_on_the_disk(project: Path, cli: Cli, recorder:
         ".dvc/cache/files/md5",
         ".dvc/cache/runs",
     )
-    assert not MemoryFileSystem.store  # what DVC would look through again and again
+    assert list(MemoryFileSystem.store) == ["/of the user"]  # not what DVC would look through again and again
     shutil.rmtree("artifacts/small/verdicts")
     recorder.named.clear()
     result = cli("run", RUN, "--jobs", "1", "--until", "1")
