@@ -36,8 +36,8 @@ from hacpo.artifacts.tables import step_dir
 from hacpo.artifacts.weights import policy_hash
 from hacpo.data import problems
 from hacpo.pipeline.catalogue import STAGES
-from hacpo.pipeline.dvc_files import stamp
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.records.dvc_files import stamp
 from hacpo.settings import params as settings_of
 from hacpo.tools.audit.lists import ListColumn
 from hacpo.tools.audit.pools import PoolOrder

@@ -27,7 +27,7 @@ def count(opened):
     fsync(opened)
     counted.append(time.perf_counter() - begun)
 os.fsync = count
-from hacpo.pipeline.command_line import run_app
+from hacpo.pipeline.execution.command_line import run_app
 from hacpo.cli import app
 code = run_app(app, sys.argv[1:])
 print("flushes", len(counted), sum(counted), file=sys.stderr)

@@ -24,8 +24,8 @@ from typing import Any
 
 def compare_run(folder: Path) -> None:
     """Print estimate, actual value and their ratio, line by line."""
-    from hacpo.pipeline.progress import totals
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.views.progress import totals
     from hacpo.tools.estimate.throughput import choose, load
     from hacpo.tools.estimate.totals import default_hardware, estimate
 

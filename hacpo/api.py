@@ -94,7 +94,7 @@ def run(pipeline: str | Path, *, jobs: int | None = None, until: int | None = No
         HacpoError: see `hacpo.errors`; what is finished is kept.
         FaultElsewhereError: a stage met what nobody foresaw; its traceback is this one's note.
     """
-    from hacpo.pipeline.driver import run_pipeline
+    from hacpo.pipeline.running.driver import run_pipeline
 
     opened = Pipeline.open(Path(pipeline))
     run_pipeline(opened, jobs=jobs, until=until, remake=remake, apart=True)

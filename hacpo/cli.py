@@ -21,8 +21,8 @@ from hacpo.commands.show import show
 from hacpo.commands.status import status
 from hacpo.commands.what_if import what_if
 from hacpo.pipeline.catalogue import PIPELINE
-from hacpo.pipeline.command_line import INTERRUPTED, keep_out_the_working_directory, new_app, run_app
-from hacpo.pipeline.session import Session
+from hacpo.pipeline.execution.command_line import INTERRUPTED, keep_out_the_working_directory, new_app, run_app
+from hacpo.pipeline.execution.session import Session
 
 STAGES = [
     getattr(importlib.import_module(f"hacpo.stages.{name}"), name)

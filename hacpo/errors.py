@@ -1,7 +1,8 @@
 """The errors a user can cause or meet, each one clear line: what, where, expected, found, remedy.
 
 The command line turns any `HacpoError` into that line on standard error and its `exit_code`; anything else is a fault
-of ours, whose traceback goes to a file (`hacpo.pipeline.crashes`). Parts of a line come from files and models.
+of ours, whose traceback goes to a file (`hacpo.pipeline.execution.crashes`). Parts of a line come from files and
+models.
 """
 
 from __future__ import annotations

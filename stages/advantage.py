@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hacpo.pipeline.catalogue import ADVANTAGE
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.stage import Stage
-from hacpo.pipeline.stage_command import stage_command
+from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.stage import Stage
+from hacpo.pipeline.execution.stage_command import stage_command
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +37,7 @@ def advantage(
     from hacpo.algorithm.rollouts import ordered_responses, reward_array
     from hacpo.artifacts import tables
     from hacpo.errors import SettingsError
-    from hacpo.pipeline import lessons
+    from hacpo.pipeline.views import lessons
 
     settings, step, limit = stage.settings, stage.step, stage.limit
     agents = list(settings.agents)

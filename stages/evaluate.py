@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hacpo.pipeline.catalogue import EVALUATE
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.elsewhere import checkpoint_command
-from hacpo.pipeline.stage import Stage
-from hacpo.pipeline.stage_command import stage_command
+from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.stage import Stage
+from hacpo.pipeline.execution.stage_command import stage_command
+from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 
 @stage_command(EVALUATE)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 from hacpo.pipeline.catalogue import GENERATE, SIDE_GENERATE
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.elsewhere import checkpoint_command
-from hacpo.pipeline.stage import Stage
-from hacpo.pipeline.stage_command import stage_command
+from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.stage import Stage
+from hacpo.pipeline.execution.stage_command import stage_command
+from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 
 @stage_command(GENERATE, side=SIDE_GENERATE)

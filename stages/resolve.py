@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from hacpo.pipeline.catalogue import RESOLVE
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.stage import Stage
-from hacpo.pipeline.stage_command import stage_command
+from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.stage import Stage
+from hacpo.pipeline.execution.stage_command import stage_command
 
 
 @stage_command(RESOLVE)
@@ -22,7 +22,7 @@ def resolve(
 ) -> None:
     """Write settings.json: what every stage reads, key by key, and what DVC tracks."""
     from hacpo.artifacts import storage
-    from hacpo.pipeline.stamp_check import check_stamped
+    from hacpo.pipeline.records.stamp_check import check_stamped
     from hacpo.settings import params
 
     if stamped is not None:

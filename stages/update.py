@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from hacpo.artifacts.text_files import load_json
 from hacpo.engines.training.processes import launched, place
 from hacpo.pipeline.catalogue import UPDATE
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.elsewhere import checkpoint_command
-from hacpo.pipeline.stage import Stage
-from hacpo.pipeline.stage_command import stage_command
+from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.stage import Stage
+from hacpo.pipeline.execution.stage_command import stage_command
+from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 if TYPE_CHECKING:
     from hacpo.algorithm.training_pool import TrainingPool
@@ -153,7 +153,7 @@ def _summary(stage: Stage) -> str:
 
 def _launched(stage: Stage) -> None:
     """Let several processes do it; the first of them writes everything, its metrics too."""
-    from hacpo.pipeline.launching import launch
+    from hacpo.pipeline.execution.launching import launch
 
     assert stage.agent is not None
     arguments = [str(stage.pipeline.folder), "--step", str(stage.step), "--agent", stage.agent]

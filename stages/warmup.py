@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hacpo.pipeline.catalogue import WARMUP
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.stage import Stage
-from hacpo.pipeline.stage_command import stage_command
+from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.stage import Stage
+from hacpo.pipeline.execution.stage_command import stage_command
 
 
 @stage_command(WARMUP)

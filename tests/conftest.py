@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run `hacpo ...` in the working directory, in this process."""
     from hacpo.cli import app
-    from hacpo.pipeline.command_line import run_app
+    from hacpo.pipeline.execution.command_line import run_app
 
     def run(*arguments: object) -> Result:
         capsys.readouterr()

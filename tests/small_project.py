@@ -105,7 +105,7 @@ def make_project(folder: Path, models: Path | None, params: str = PARAMS, run: s
 def make_finished(folder: Path, models: Path, params: str = PARAMS) -> Path:
     """A project whose run `small` is complete; returns its root."""
     from hacpo.cli import app
-    from hacpo.pipeline.command_line import run_app
+    from hacpo.pipeline.execution.command_line import run_app
 
     root, before = make_project(folder, models, params), Path.cwd()
     os.chdir(root)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import PipelineFolder
 
 
@@ -41,9 +41,9 @@ def audit(
     last: Annotated[int | None, typer.Option("--until", help="Last step to audit.", show_default=False)] = None,
 ) -> None:
     """Check every invariant of a run on its files; exits with 1 if there is a finding."""
+    from hacpo.pipeline.execution.session import ConsoleProgress
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.repairing import repair_if_needed
-    from hacpo.pipeline.session import ConsoleProgress
+    from hacpo.pipeline.records.repairing import repair_if_needed
     from hacpo.tools.audit import audit_view as view
     from hacpo.tools.audit.walk import audit as audit_run
     from hacpo.tools.inspect.plain import open_console, print_json

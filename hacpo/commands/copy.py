@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import PipelineFolder
 
 
@@ -20,8 +20,8 @@ def copy(
     Change the new params.yaml and run it; the old run stays as it is.
     """
     from hacpo.artifacts.durability import flushing
-    from hacpo.pipeline.copying import copy_run
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.running.copying import copy_run
 
     opened = Pipeline.open(pipeline)
     with flushing(opened.settings.disk.fsync):

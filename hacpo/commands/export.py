@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.elsewhere import checkpoint_command
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import AgentOption, PipelineFolder
+from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 if TYPE_CHECKING:
     from hacpo.pipeline.project import Pipeline
@@ -43,7 +43,7 @@ def export(
     from hacpo.evaluation.results import choose_step, held_out
     from hacpo.phrases import ranges
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.pruned import checkpoints_there, was_pruned
+    from hacpo.pipeline.retention.pruned import checkpoints_there, was_pruned
     from hacpo.tools.export.card import gather_facts, render
     from hacpo.tools.export.folder import CARD, check_target, copy_model
     from hacpo.tools.export.lora_export import adapter_facts, export_adapter

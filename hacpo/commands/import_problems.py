@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hacpo.errors import harmless
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 
 if TYPE_CHECKING:
     from hacpo.data.importing.columns import Problem
@@ -140,7 +140,7 @@ def _check(
 ) -> None:
     from hacpo.data.importing import problem_checks as checks
     from hacpo.errors import DataError
-    from hacpo.pipeline.session import ConsoleProgress
+    from hacpo.pipeline.execution.session import ConsoleProgress
     from hacpo.settings.verification import VerificationSettings
 
     print(f"{name}: {len(problems):,} problems")

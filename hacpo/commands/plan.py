@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 
 if TYPE_CHECKING:
     from hacpo.tools.check.remarks import Remark
@@ -51,11 +51,11 @@ def _stamp(folder: Path) -> None:
     from contextlib import nullcontext
 
     from hacpo.artifacts.durability import flushing
-    from hacpo.pipeline.bookkeeping import Books
-    from hacpo.pipeline.dvc_files import stamp
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.repairing import repair_if_needed
-    from hacpo.pipeline.rwlock import temporary_folder
+    from hacpo.pipeline.records.bookkeeping import Books
+    from hacpo.pipeline.records.dvc_files import stamp
+    from hacpo.pipeline.records.repairing import repair_if_needed
+    from hacpo.pipeline.records.rwlock import temporary_folder
     from hacpo.settings.recipes import overridden
 
     opened = Pipeline.open(folder)

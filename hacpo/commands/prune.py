@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import PipelineFolder
 
 
@@ -18,8 +18,8 @@ def prune(
     as `retention.cache` says."""
     from hacpo.phrases import mebibytes, ranges
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.retention.by_hand import prune_by_hand
     from hacpo.pipeline.retention.rule import rule_text
+    from hacpo.pipeline.running.by_hand import prune_by_hand
 
     opened = Pipeline.open(pipeline)
     retention = opened.settings.retention

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import PipelineFolder
 
 
 def repair(pipeline: PipelineFolder) -> None:
     """Mend what a killed DVC left and every DVC command then stumbles over. `run`, `plan`, `status` and `audit` do it
     by themselves inside the project; a cache elsewhere is mended by this command alone. No result is removed."""
-    from hacpo.pipeline.bookkeeping import Books
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.repairing import repair as mend
+    from hacpo.pipeline.records.bookkeeping import Books
+    from hacpo.pipeline.records.repairing import repair as mend
 
     opened = Pipeline.open(pipeline)
     books = Books(opened.root)

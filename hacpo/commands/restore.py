@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import AgentOption, PipelineFolder
 
 
@@ -21,7 +21,7 @@ def restore(
     """
     from hacpo.errors import SettingsError
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.retention.by_hand import restore_by_hand
+    from hacpo.pipeline.running.by_hand import restore_by_hand
 
     opened = Pipeline.open(pipeline)
     if agent not in opened.settings.agents:

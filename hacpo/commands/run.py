@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import PipelineFolder
 
 
@@ -24,9 +24,9 @@ def run(
     Checkpoints of finished steps are not overwritten without asking.
     """
     from hacpo.errors import RemakeError, SettingsError
-    from hacpo.pipeline.driver import run_pipeline
-    from hacpo.pipeline.progress import print_outcome
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.running.driver import run_pipeline
+    from hacpo.pipeline.views.progress import print_outcome
 
     opened = Pipeline.open(pipeline)
     steps = opened.settings.steps

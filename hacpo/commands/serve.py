@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import AgentOption, PipelineFolder
 
 
@@ -41,8 +41,15 @@ def serve(
     from hacpo.engines.vllm.refusals import check_vllm, this_machine
     from hacpo.engines.vllm.servers import KEY_VARIABLE, NAME, keeps_secrets
     from hacpo.errors import ModelError, SettingsError
+    from hacpo.pipeline.execution.serving import (
+        check_port,
+        entry_of,
+        issued_key,
+        newest_checkpoint,
+        running,
+        server_command,
+    )
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.serving import check_port, entry_of, issued_key, newest_checkpoint, running, server_command
 
     opened = Pipeline.open(pipeline)
     settings = opened.settings.engine

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import PipelineFolder
 
 
@@ -16,9 +16,9 @@ def status(
     outcome: Annotated[bool, typer.Option("--outcome", help="Only the results so far.")] = False,
 ) -> None:
     """Print the run's progress, its cost and its results."""
-    from hacpo.pipeline.progress import print_outcome, print_status
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.repairing import repair_if_needed
+    from hacpo.pipeline.records.repairing import repair_if_needed
+    from hacpo.pipeline.views.progress import print_outcome, print_status
 
     opened = Pipeline.open(pipeline)
     if context.obj is not None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.command_line import main_of
+from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import PipelineFolder, StepOption
 
 

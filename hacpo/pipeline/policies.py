@@ -1,8 +1,8 @@
 """Whether a checkpoint holds the weights that the run's files were made with.
 
-Most checkpoints are not in DVC's cache (`hacpo.pipeline.caching`): `git checkout` and `dvc checkout` bring back the
-tables and locks of another state and leave those as they are. So the stage that makes a checkpoint notes the hash of
-its weights (`policy`) in its metrics, which DVC does cache, and whoever reads the checkpoint compares. Where metrics
+Most checkpoints are not in DVC's cache (`hacpo.pipeline.records.caching`): `git checkout` and `dvc checkout` bring back
+the tables and locks of another state and leave those as they are. So the stage that makes a checkpoint notes the hash
+of its weights (`policy`) in its metrics, which DVC does cache, and whoever reads the checkpoint compares. Where metrics
 say nothing, the rollouts that were drawn from the checkpoint do.
 """
 

@@ -139,7 +139,7 @@ def test_what_dvc_puts_in_its_cache(
     """Where the filesystem cannot link, nothing is left of the try."""
     from dvc_objects.fs.local import localfs
 
-    from hacpo.pipeline.flushing import flushed_copies
+    from hacpo.pipeline.records.flushing import flushed_copies
 
     source, target = tmp_path / "table", tmp_path / "cache" / "object"
     source.write_text("content")

@@ -18,8 +18,8 @@ from conftest import Cli, contents, environment
 from hacpo.artifacts.storage import made_plain, refusal, refused
 from hacpo.artifacts.weights import ADAPTER_BASE, base_of
 from hacpo.errors import ArtifactError, RewardError, StorageError
-from hacpo.pipeline.bookkeeping import Books
-from hacpo.pipeline.leases import Holder, lease
+from hacpo.pipeline.locking.leases import Holder, lease
+from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.settings.model_source import STARTED_FROM, read_started_from
 from soak import shim
 from soak.frame import SkippedError
@@ -255,7 +255,7 @@ def test_a_lease_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypat
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hacpo.pipeline.leases.json.dump", refuse)
+    monkeypatch.setattr("hacpo.pipeline.locking.leases.json.dump", refuse)
     with pytest.raises(OSError, match="No space"), lease(tmp_path, "driver", "x", wait_seconds=0, busy="{}"):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -273,8 +273,8 @@ def test_half_a_lease_where_there_are_no_links_goes(tmp_path: Path, monkeypatch:
     def no_links(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr("hacpo.pipeline.leases._write_new", once)
-    monkeypatch.setattr("hacpo.pipeline.leases.os.link", no_links)
+    monkeypatch.setattr("hacpo.pipeline.locking.leases._write_new", once)
+    monkeypatch.setattr("hacpo.pipeline.locking.leases.os.link", no_links)
     with pytest.raises(OSError, match="No space"), lease(tmp_path, "driver", "x", wait_seconds=0, busy="{}"):
         pass
     assert len(written) == 2

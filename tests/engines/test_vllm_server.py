@@ -27,7 +27,7 @@ from hacpo.engines.vllm import server as vllm_server
 from hacpo.engines.vllm.server import VllmServer
 from hacpo.engines.vllm.servers import HOSTS_VARIABLE, KEY_VARIABLE, Server, server_of, server_url
 from hacpo.errors import BusyError, DataError, ModelError, SettingsError
-from hacpo.pipeline import serving
+from hacpo.pipeline.execution import serving
 from hacpo.settings.engine import EngineSettings
 
 EOS = [1]
@@ -397,7 +397,7 @@ def test_serve_issues_a_key_that_its_owner_alone_can_read_and_git_does_not_see(
 def test_servers_of_several_agents_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     code = (
-        "import sys; from pathlib import Path; from hacpo.pipeline.serving import issued_key\n"
+        "import sys; from pathlib import Path; from hacpo.pipeline.execution.serving import issued_key\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for turn in range(60):\n"
         "    with issued_key(Path(sys.argv[1]) / str(turn), sys.argv[2], 8000): pass\n"

@@ -22,14 +22,15 @@ from ruamel.yaml import YAML
 from conftest import PARAMS, Cli, make_project
 from hacpo.artifacts import tables
 from hacpo.cli import app
-from hacpo.pipeline import catalogue, dvc_files
-from hacpo.pipeline.bookkeeping import Books
+from hacpo.pipeline import catalogue
 from hacpo.pipeline.catalogue import PIPELINE, POOL_STAGE, STAGES, StageSpec, maker_of
-from hacpo.pipeline.command_line import run_app
 from hacpo.pipeline.declared import UndeclaredError
-from hacpo.pipeline.order import stage_groups
+from hacpo.pipeline.execution.command_line import run_app
+from hacpo.pipeline.execution.stage import Stage, open_stage
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.stage import Stage, open_stage
+from hacpo.pipeline.records import dvc_files
+from hacpo.pipeline.records.bookkeeping import Books
+from hacpo.pipeline.records.order import stage_groups
 
 RUN = "artifacts/small"
 PARAMS_FILE = "pipelines/small/params.yaml"

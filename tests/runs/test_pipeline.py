@@ -290,7 +290,7 @@ def test_status_says_what_comes_next(project: Path, cli: Cli) -> None:
 def test_two_runs_at_once_are_refused(finished_copy: Path, cli: Cli) -> None:
     from hacpo.artifacts.layout import Layout
     from hacpo.errors import BusyError
-    from hacpo.pipeline.locks import driver_lock, stage_lock
+    from hacpo.pipeline.locking.locks import driver_lock, stage_lock
 
     layout = Layout(finished_copy / "artifacts" / "small")
     before = times(finished_copy)
@@ -306,7 +306,7 @@ def test_two_runs_at_once_are_refused(finished_copy: Path, cli: Cli) -> None:
 
 
 def test_a_second_process_is_refused_while_a_run_works(project: Path, cli: Cli) -> None:
-    from hacpo.pipeline.leases import is_held
+    from hacpo.pipeline.locking.leases import is_held
 
     process = subprocess.Popen(
         WAYS["run"], env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -384,7 +384,7 @@ def _assert_subset(part: dict[str, object], whole: dict[str, object]) -> None:
 
 def test_light_commands_load_no_heavy_library(finished_copy: Path) -> None:
     code = (
-        "import sys; from hacpo.cli import app; from hacpo.pipeline.command_line import run_app;"
+        "import sys; from hacpo.cli import app; from hacpo.pipeline.execution.command_line import run_app;"
         "codes = [run_app(app, a.split()) for a in sys.argv[1:]];"
         "heavy = {'torch', 'transformers', 'vllm', 'dvc', 'sympy', 'math_verify'} & set(sys.modules);"
         "print(codes, sorted(heavy))"
@@ -413,7 +413,7 @@ def test_pool_without_sharing_loads_no_tokenizer(
     trace = pl.read_parquet("artifacts/small/updates/step=0001/agent=ada/trace.parquet")
     assert trace["update"].n_unique() == 2
     code = (
-        "import sys; from hacpo.cli import app; from hacpo.pipeline.command_line import run_app;"
+        "import sys; from hacpo.cli import app; from hacpo.pipeline.execution.command_line import run_app;"
         "print(run_app(app, 'pool pipelines/small --step 1 --learner ada'.split()), 'transformers' in sys.modules)"
     )
     result = subprocess.run(

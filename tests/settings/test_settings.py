@@ -191,8 +191,8 @@ def test_types_on_the_settings_page_are_words_not_python() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "pipelines").glob("*/params.yaml")), ids=lambda path: path.parent.name)
 def test_shipped_pipelines_are_valid_and_the_quickstart_is_stamped(path: Path) -> None:
     """Only the quickstart ships its DVC files, so that `dvc status` in a fresh clone speaks of it alone."""
-    from hacpo.pipeline.dvc_files import rendered
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.records.dvc_files import rendered
 
     for file, text in rendered(Pipeline.open(path.parent)).items():
         if path.parent.name == "quickstart":

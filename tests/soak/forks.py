@@ -231,7 +231,7 @@ def _call(program: str, arguments: list[str]) -> int:
 
         return int(main(arguments))
     from hacpo.cli import app
-    from hacpo.pipeline.command_line import run_app
+    from hacpo.pipeline.execution.command_line import run_app
 
     return run_app(app, arguments)
 

@@ -36,8 +36,9 @@ _LOADED = """
     dvc.cli.parser dvc.repo dvc.repo.stage dvc.repo.params dvc.commands.status dvc.rwlock dvc.repo.plots
     dvc.repo.index dvc.cli dvc.cachemgr dvc.repo.datasets dvc.repo.artifacts dvc_data.hashfile.db.local dvc_data.index
     flufl.lock hacpo.tools.report.page hacpo.tools.audit.audit_view hacpo.engines.transformers
-    hacpo.verifying.worker_pool hacpo.cli hacpo.engines.cache hacpo.pipeline.bookkeeping hacpo.pipeline.driver
-    hacpo.tools.audit.walk hacpo.engines.training.trainer hacpo.engines.training.warm_start hacpo.tools.audit.texts
+    hacpo.verifying.worker_pool hacpo.cli hacpo.engines.cache hacpo.pipeline.records.bookkeeping
+    hacpo.pipeline.running.driver hacpo.tools.audit.walk hacpo.engines.training.trainer
+    hacpo.engines.training.warm_start hacpo.tools.audit.texts
     networkx numpy.ma platformdirs.unix polars pyarrow.parquet pyarrow.acero pyarrow.dataset pydantic.type_adapter
     pyparsing ruamel.yaml safetensors.torch scmrepo.git sqlite3 torch transformers.generation
     transformers.models.llama.modeling_llama transformers.models.qwen3.modeling_qwen3 zc.lockfile
@@ -212,7 +213,7 @@ def _call(name: str, arguments: list[str]) -> int:
 
 def _hacpo(arguments: list[str]) -> int:
     from hacpo.cli import app
-    from hacpo.pipeline.command_line import run_app
+    from hacpo.pipeline.execution.command_line import run_app
 
     return run_app(app, arguments)
 

@@ -107,7 +107,7 @@ class Step:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Step:
     """Prompts, rollouts and verdicts of the step, to be pooled; read only."""
     from hacpo.cli import app
-    from hacpo.pipeline.command_line import run_app
+    from hacpo.pipeline.execution.command_line import run_app
 
     base = tmp_path_factory.mktemp("shared")
     for seed, (name, kind) in enumerate(AGENTS.items()):
@@ -214,7 +214,7 @@ def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(step: Step,
     root = step.root
     params = (root / "pipelines/small/params.yaml").read_text()
     code = (
-        "import sys\nfrom hacpo.pipeline.command_line import run_app\nfrom hacpo.cli import app\n"
+        "import sys\nfrom hacpo.pipeline.execution.command_line import run_app\nfrom hacpo.cli import app\n"
         f"words = ['pool', 'pipelines/pair', '--step', '1', '--learner', 'bo', '--out', {str(tmp_path)!r}]\n"
         "code = run_app(app, words)\n"
         "print(code, [name for name in ('torch', 'transformers', 'tokenizers') if name in sys.modules])"
@@ -485,7 +485,7 @@ def test_a_damaged_tokenizer_is_one_line(name: str, text: str, message: str, fol
 
 
 def test_the_pool_depends_on_every_agents_tokenizer(step: Step, cli: Cli) -> None:
-    from hacpo.pipeline.dvc_files import rendered
+    from hacpo.pipeline.records.dvc_files import rendered
 
     text = next(t for path, t in rendered(Pipeline.open(Path("pipelines/small"))).items() if path.parent.name == "0001")
     pool = text.partition("  pool:\n")[2].partition("  advantage:\n")[0]

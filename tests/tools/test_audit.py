@@ -381,7 +381,7 @@ def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(sandbox: Sandbox, 
 def test_torch_is_not_loaded(sandbox: Sandbox) -> None:
     code = """
 import sys
-from hacpo.pipeline.command_line import run_app
+from hacpo.pipeline.execution.command_line import run_app
 from hacpo.cli import app
 assert run_app(app, ["audit", "pipelines/small", "--texts", "none"]) == 0
 loaded = {"torch", "transformers", "vllm", "math_verify", "dvc"} & set(sys.modules)

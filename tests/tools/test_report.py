@@ -24,7 +24,7 @@ from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.errors import ArtifactError
 from hacpo.evaluation.metrics import Estimate, over_problems, paired_change
-from hacpo.pipeline.command_line import new_app, run_app
+from hacpo.pipeline.execution.command_line import new_app, run_app
 from hacpo.settings import params as settings_of
 from hacpo.settings.recipes import RECIPES
 from hacpo.stages.report import report

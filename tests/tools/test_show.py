@@ -285,7 +285,7 @@ def test_a_run_at_work_shows_what_there_is(cli: Cli, finished_copy: Path) -> Non
 @pytest.mark.slow
 def test_neither_command_loads_torch(there: Path) -> None:
     code = (
-        "import sys\nfrom hacpo.pipeline.command_line import run_app\nfrom hacpo.cli import app\n"
+        "import sys\nfrom hacpo.pipeline.execution.command_line import run_app\nfrom hacpo.cli import app\n"
         "codes = [run_app(app, [name, 'pipelines/small', '--step', '1']) for name in ('show', 'what-if')]\n"
         "sys.exit(any(codes) or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -19,7 +19,7 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.storage import disk_bytes, refused
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError
-from hacpo.pipeline.pruned import Pruned, checkpoints_there, read_record, write_record
+from hacpo.pipeline.retention.pruned import Pruned, checkpoints_there, read_record, write_record
 from hacpo.pipeline.retention.rule import kept_steps, rule_text
 
 if TYPE_CHECKING:

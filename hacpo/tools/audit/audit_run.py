@@ -18,9 +18,9 @@ from hacpo.artifacts.model_folder import read_mapping
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError, HacpoError
-from hacpo.pipeline.elsewhere import not_here
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.pruned import Pruned, read_record
+from hacpo.pipeline.records.elsewhere import not_here
+from hacpo.pipeline.retention.pruned import Pruned, read_record
 from hacpo.settings import root as run
 from hacpo.tokens.context_length import context_length
 from hacpo.tokens.same_tokenizer import same_tokenizer

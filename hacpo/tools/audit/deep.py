@@ -33,8 +33,8 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Row
 from hacpo.errors import HacpoError
-from hacpo.pipeline.session import Session
-from hacpo.pipeline.worker_process import command_executor
+from hacpo.pipeline.execution.session import Session
+from hacpo.pipeline.execution.worker_process import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
 
 CHECK = "replay"

@@ -19,7 +19,7 @@ from typing import Any
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import YamlError, load_json, load_yaml, parse_yaml, read_text
-from hacpo.pipeline.dvc_files import rendered
+from hacpo.pipeline.records.dvc_files import rendered
 from hacpo.tools.audit.audit_run import AuditRun
 
 CHECK = "lock"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hacpo.errors import SettingsError
-from hacpo.pipeline.elsewhere import described
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.records.elsewhere import described
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.dvc_records import check_locks
 from hacpo.tools.audit.findings import Finding

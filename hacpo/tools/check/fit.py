@@ -9,7 +9,7 @@ from pathlib import Path
 from hacpo.engines.vllm.refusals import not_with_model
 from hacpo.engines.vllm.servers import server_url
 from hacpo.errors import HacpoError
-from hacpo.pipeline.accelerating import accelerate_command
+from hacpo.pipeline.execution.accelerating import accelerate_command
 from hacpo.settings.agents import MOST_KEPT
 from hacpo.settings.engine import EngineSettings
 from hacpo.settings.root import Settings

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from hacpo.engines.vllm.refusals import installed_build, not_on_cpu, not_on_machine, this_machine
 from hacpo.errors import HacpoError
-from hacpo.pipeline.bookkeeping import project_root
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.records.bookkeeping import project_root
 from hacpo.settings.engine import EngineSettings
 from hacpo.settings.root import Settings
 from hacpo.tools.check.remarks import Remark, error

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hacpo.pipeline.catalogue import AGREEMENT_STAGE
-from hacpo.pipeline.command_line import main_of
-from hacpo.pipeline.stage import Stage
-from hacpo.pipeline.stage_command import stage_command
+from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.stage import Stage
+from hacpo.pipeline.execution.stage_command import stage_command
 
 
 @stage_command(AGREEMENT_STAGE)

@@ -1,0 +1,1 @@
+"""How a stage is executed: its context, its command, its processes."""

@@ -1,0 +1,1 @@
+"""What DVC records of a run: its files, its cache, and their repair."""

@@ -1,0 +1,84 @@
+"""The stages of a run in the order of the pipeline."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hacpo.artifacts.tables import CHECKPOINT
+from hacpo.pipeline import catalogue
+from hacpo.pipeline.catalogue import StageSpec
+from hacpo.pipeline.project import Pipeline
+
+if TYPE_CHECKING:
+    from hacpo.pipeline.records.bookkeeping import Books
+
+
+def stage_groups(pipeline: Pipeline, books: Books, until: int | None = None) -> Iterator[tuple[int, list[Any]]]:
+    """(step, stages that may run side by side), in the order of the pipeline."""
+    own = books.stages(pipeline.folder / "dvc.yaml")
+    last = pipeline.settings.steps if until is None else min(until, pipeline.settings.steps)
+    for stage in own:
+        if _at(stage) == "before":
+            yield 0, [stage]
+    for step in range(last + 1):
+        stages = books.stages(step_file(pipeline, step))
+        for _, group in itertools.groupby(stages, key=command_of):
+            yield step, list(group)
+    if last == pipeline.settings.steps:
+        for stage in own:
+            if _at(stage) == "after":
+                yield last, [stage]
+        for stage in books.stages(pipeline.root / "dvc.yaml") if (pipeline.root / "dvc.yaml").is_file() else []:
+            # A stage of the project's own that hangs on this run's report, such as the quickstart's.
+            report = str(pipeline.layout.report.resolve())
+            if stage.cmd.startswith("hacpo ") and any(str(Path(dep.fs_path)).startswith(report) for dep in stage.deps):
+                yield last, [stage]
+
+
+def step_file(pipeline: Pipeline, step: int) -> Path:
+    """A step's dvc.yaml."""
+    return pipeline.folder / "steps" / f"{step:04d}" / "dvc.yaml"
+
+
+def step_files(pipeline: Pipeline) -> list[Path]:
+    """The dvc.yaml files of steps that are there, the start's first."""
+    return sorted((pipeline.folder / "steps").glob("[0-9][0-9][0-9][0-9]/dvc.yaml"))
+
+
+def command_of(stage: Any) -> str:
+    """The command's name: stages of one name may run side by side."""
+    return shlex.split(stage.cmd)[1]
+
+
+def spec_of(stage: Any) -> StageSpec | None:
+    """Its entry in the catalogue; None of one of the project's own."""
+    words = shlex.split(stage.cmd)
+    return next(
+        (spec for spec in catalogue.PIPELINE if words[1] == spec.command and ("--side" in words) == spec.side), None
+    )
+
+
+def _at(stage: Any) -> str:
+    spec = spec_of(stage)
+    return "" if spec is None else spec.at
+
+
+def makes_checkpoint(stage: Any) -> bool:
+    """Whether it makes an agent's checkpoint."""
+    spec = spec_of(stage)
+    return spec is not None and spec.makes(CHECKPOINT)
+
+
+def agent_of(stage: Any) -> str:
+    """Whose part of the step it is; empty if it is all agents'."""
+    words = shlex.split(stage.cmd)
+    return next((words[at + 1] for at, word in enumerate(words) if word in ("--agent", "--learner")), "")
+
+
+def may_be_pruned(pipeline: Pipeline, step: int, stage: Any) -> bool:
+    """Whether the stage's checkpoint may be missing without anything being undone: not the start, not the result."""
+    return 0 < step < pipeline.settings.steps and makes_checkpoint(stage)

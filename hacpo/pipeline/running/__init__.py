@@ -1,0 +1,1 @@
+"""`hacpo run`, and what else works on a whole run."""

@@ -1,0 +1,1 @@
+"""A run looked at: progress, figures of a step, lessons."""

@@ -1,0 +1,217 @@
+"""What a run has done, what comes next, and what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from hacpo.artifacts.storage import disk_bytes
+from hacpo.artifacts.tables import CHECKPOINT, REPORT
+from hacpo.errors import harmless
+from hacpo.evaluation.measure import described
+from hacpo.evaluation.values import accuracies, best_step
+from hacpo.phrases import mebibytes, ranges
+from hacpo.pipeline.catalogue import PIPELINE, StageSpec, step_stages
+from hacpo.pipeline.noted import numbers
+from hacpo.pipeline.policies import holds_others
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.records.elsewhere import described as described_elsewhere
+from hacpo.pipeline.records.elsewhere import not_here
+from hacpo.pipeline.retention.pruned import checkpoints_there, read_record
+from hacpo.pipeline.views import lessons
+from hacpo.settings import params
+
+
+def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[StageSpec, str, Path]]:
+    """(stage, agent, output) of everything of a step, in the order in which it is made."""
+    layout, agents = pipeline.layout, list(pipeline.settings.agents)
+    before = [spec for spec in PIPELINE if spec.at == "before" and step]
+    stages = [*before, *step_stages(pipeline.settings, step)]
+    return [
+        (spec, agent, layout.path(use.artifact, step, owner))
+        for spec in stages
+        for agent in (agents if spec.per != "run" else [""])
+        for use in spec.writes
+        if use.artifact.per != "run"
+        for owner in (agents if use.whose == "all" and use.artifact.per != "step" else [agent])
+    ]
+
+
+def next_command(pipeline: Pipeline) -> str | None:
+    """The first command whose output is not there; None when all are. Whether they are current, only DVC knows."""
+    once = [spec for spec in PIPELINE if not _is_made(pipeline, spec)]
+    first = next((spec for spec in once if spec.at == "before"), None)
+    if first is not None:
+        return pipeline.command(first.name)
+    elsewhere = not_here(pipeline)
+    for step in range(pipeline.settings.steps + 1):
+        for stage, agent, output in step_outputs(pipeline, step):
+            if stage.makes(CHECKPOINT) and step in elsewhere:
+                continue
+            if not _is_done(pipeline, step, stage, agent, output):
+                return pipeline.command_for(stage, step, agent)
+    return next((pipeline.command(spec.name) for spec in once if spec.at == "after"), None)
+
+
+def _is_made(pipeline: Pipeline, spec: StageSpec) -> bool:
+    """Whether all is there that a stage makes once for the run."""
+    made = [use.artifact for use in spec.writes if use.artifact.per == "run"]
+    places = [(artifact.file, pipeline.layout.path(artifact)) for artifact in made]
+    return all(path.is_file() if file else path.is_dir() for file, path in places)
+
+
+def finished_steps(pipeline: Pipeline) -> int:
+    """How many training steps have all their outputs."""
+    done, elsewhere = 0, not_here(pipeline)
+    for step in range(1, pipeline.settings.steps + 1):
+        outputs = step_outputs(pipeline, step)
+        if step in elsewhere:
+            outputs = [output for output in outputs if not output[0].makes(CHECKPOINT)]
+        if not all(_is_done(pipeline, step, stage, agent, output) for stage, agent, output in outputs):
+            break
+        done = step
+    return done
+
+
+def _is_done(pipeline: Pipeline, step: int, stage: StageSpec, agent: str, output: Path) -> bool:
+    """Whether an output is there, or is a checkpoint that may be missing because the next step has begun from it. One
+    with other weights than this run's is not done."""
+    if stage.makes(CHECKPOINT) and holds_others(pipeline.layout, step, agent):
+        return False
+    if output.exists() or not stage.makes(CHECKPOINT) or step in (0, pipeline.settings.steps):
+        return output.exists()
+    return pipeline.layout.trace(step, agent).exists() and pipeline.layout.rollouts(step + 1, agent).exists()
+
+
+def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
+    """A stage's metrics added up over the run's steps, for one agent."""
+    total: dict[str, float] = {}
+    for step in range(pipeline.settings.steps + 1):
+        for key, value in numbers(pipeline.layout, stage, step, agent).items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
+    """What params.yaml says differently than the settings that the run's files were made with, `key old -> new`."""
+    path = pipeline.layout.settings
+    if not path.is_file():
+        return []
+    try:
+        before = params.leaves(params.recorded(path))
+    except ValueError:
+        return [f"{path} is not readable"]
+    now = params.leaves(params.dump(pipeline.settings))
+    lines = [
+        harmless(f"{key} {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}")
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    return lines[:most] + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+def _what_follows(pipeline: Pipeline, changed: bool) -> str:
+    run, following = pipeline.command("run"), next_command(pipeline)
+    if following is not None:
+        return f"{run} (alone, what comes first: {following})"
+    return f"{run} repeats what depends on the settings below" if changed else "nothing, all outputs are there"
+
+
+def print_status(pipeline: Pipeline) -> None:
+    """Done, next, rollouts, tokens and disk."""
+    console = Console()
+    settings, layout = pipeline.settings, pipeline.layout
+    console.print(
+        f"[bold]{pipeline.run}[/]: {finished_steps(pipeline)} of {settings.steps} steps done", highlight=False
+    )
+    changes = changed_settings(pipeline)
+    console.print(f"next: {_what_follows(pipeline, bool(changes))}", highlight=False, soft_wrap=True)
+    for change in changes:
+        console.print(f"params.yaml has changed since: {change}", highlight=False, soft_wrap=True, markup=False)
+    table = Table(box=None, padding=(0, 2))
+    for name in ("agent", "rollouts", "sampled tokens", "sampling s", "update s"):
+        table.add_column(name, justify="left" if name == "agent" else "right")
+    for agent in settings.agents:
+        sampled, updated = totals(pipeline, "generate", agent), totals(pipeline, "update", agent)
+        table.add_row(
+            agent,
+            f"{sampled.get('rollouts', 0):,.0f}",
+            f"{sampled.get('tokens', 0):,.0f}",
+            f"{sampled.get('seconds', 0):,.1f}",
+            f"{updated.get('seconds', 0):,.1f}",
+        )
+    console.print(table)
+    if settings.algorithm.capability.oracle_samples is not None:
+        sums = [totals(pipeline, "side_generate", agent) for agent in settings.agents]
+        drawn, tokens = (sum(each.get(key, 0) for each in sums) for key in ("rollouts", "tokens"))
+        console.print(
+            f"beside them, for capability alone: {drawn:,.0f} rollouts, {tokens:,.0f} sampled tokens (side sample)",
+            highlight=False,
+        )
+    if elsewhere := not_here(pipeline):
+        console.print(described_elsewhere(pipeline, elsewhere), highlight=False, soft_wrap=True, markup=False)
+    for agent in settings.agents:
+        others = [step for step in checkpoints_there(layout, agent) if holds_others(layout, step, agent)]
+        if others:
+            line = (
+                f"checkpoints of {agent}: not the weights that this run's files were made with: steps {ranges(others)}"
+            )
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+    for agent, pruned in read_record(layout).items():
+        size = mebibytes(sum(entry.bytes for entry in pruned.values()))
+        remaining = ranges(checkpoints_there(layout, agent))
+        if pruned:
+            line = f"checkpoints of {agent}: steps {remaining}; pruned: steps {ranges(sorted(pruned))} ({size})"
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+    parts = sorted(((disk_bytes(path), path.name) for path in layout.root.glob("*") if path.is_dir()), reverse=True)
+    largest = ", ".join(f"{name} {size / 2**20:.1f}" for size, name in parts[:4])
+    if parts:
+        line = harmless(f"disk: {disk_bytes(layout.root) / 2**20:.1f} MiB ({largest})")
+        console.print(line, highlight=False, markup=False)
+
+
+def print_outcome(pipeline: Pipeline) -> None:
+    """Held-out results of every agent at the start, at the best and at the latest evaluation, which steps taught an
+    agent nothing, and where the report is."""
+    console = Console()
+    settings = pipeline.settings
+    for series in settings.evaluation.series:
+        table = Table(box=None, padding=(0, 2), title=None)
+        table.add_column("")
+        for name in ("start", "now", "change", "step", "best", "step"):
+            table.add_column(name, justify="right")
+        curves: list[dict[int, float]] = []
+        for agent in settings.agents:
+            curve = dict(accuracies(pipeline.layout, pipeline.run, settings, series.name, agent))
+            if not curve or 0 not in curve:
+                continue
+            if len(curve) == 1:
+                table.add_row(agent, f"{curve[0]:.3f}", "-", "-", "not evaluated since")
+                continue
+            curves.append(curve)
+            table.add_row(agent, *_course(curve))
+        if len(curves) == len(settings.agents) > 1:
+            common = sorted(set.intersection(*(set(curve) for curve in curves)))
+            means = {step: sum(curve[step] for curve in curves) / len(curves) for step in common}
+            if len(means) > 1:
+                table.add_row("mean", *_course(means), style="bold")
+        if table.row_count:
+            console.print(described(series, settings), style="bold", highlight=False, soft_wrap=True, markup=False)
+            console.print(table)
+    for line in lessons.summary(pipeline):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    report = pipeline.layout.path(REPORT)
+    if report.is_file():
+        console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _course(curve: Mapping[int, float]) -> tuple[str, ...]:
+    """Start, latest result, their difference and its step, best result and its step; the earliest of equal ones."""
+    last, best = max(curve), best_step(curve)
+    start, now = curve[min(curve)], curve[last]
+    peak = ("-", "-") if best is None else (f"{curve[best]:.3f}", str(best))
+    return f"{start:.3f}", f"{now:.3f}", f"{now - start:+.3f}", str(last), *peak
