@@ -21,6 +21,7 @@ from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline.locking.leases import lease
 from hacpo.pipeline.records import rwlock
 from hacpo.pipeline.records.databases import give_up_when_refused
+from hacpo.pipeline.records.distrust import distrusting
 from hacpo.pipeline.records.flushing import flushed_copies
 from hacpo.pipeline.records.lock_text import with_stage
 
@@ -284,7 +285,7 @@ class Books:
         _remove_outs(stage)
         with self._assuming_pruned(stage):
             try:
-                with self._distrusting_cache(), self._flushing(restoring=True):
+                with distrusting(self.repo), self._flushing(restoring=True):
                     self.repo.stage_cache.restore(stage)
             except (RunCacheNotFoundError, DvcException):
                 return False
@@ -292,22 +293,6 @@ class Books:
                 return False
             self._record(stage)
         return True
-
-    @contextmanager
-    def _distrusting_cache(self) -> Iterator[None]:
-        """Have DVC hash every object of its cache that it comes across, and remove what is damaged.
-
-        By itself it takes an object that is write-protected for good: restores it, and puts it in the place of a file
-        that has just been made and should have its content.
-        """
-        caches = [self.repo.cache.repo, self.repo.cache.legacy]
-        for cache in caches:
-            cache.check = functools.partial(check_object, cache)
-        try:
-            yield
-        finally:
-            for cache in caches:
-                del cache.check
 
     @contextmanager
     def _flushing(self, *, restoring: bool = False) -> Iterator[None]:
@@ -366,7 +351,7 @@ class Books:
 
     def _record(self, stage: Any) -> None:
         # As DVC does itself: outputs that are not to be cached keep the whole stage out of the run cache.
-        with self._distrusting_cache(), self._flushing():
+        with distrusting(self.repo), self._flushing():
             stage.save(run_cache=all(out.use_cache for out in stage.outs))
             stage.commit()
         self._write_lock(stage)
@@ -396,25 +381,6 @@ def _place(error: BaseException, root: str) -> Path:
     """What the disk refused, if it is known, else DVC's folder."""
     found = refusal(error)
     return Path(os.path.relpath(found.path)) if found is not None and found.path else Path(root) / ".dvc"
-
-
-def check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = None) -> Any:  # noqa: ARG001
-    """As `HashFileDB.check` of DVC, but hashing always, whatever notes and permissions say; a damaged object goes.
-
-    Raises:
-        ObjectFormatError: it is damaged.
-    """
-    from dvc_data.hashfile.hash import hash_file
-    from dvc_objects.errors import ObjectFormatError
-
-    path = cache.oid_to_path(oid)
-    meta, actual = hash_file(path, cache.fs, cache.hash_name)
-    if str(actual.value).partition(".")[0] != oid.partition(".")[0]:
-        with contextlib.suppress(FileNotFoundError):
-            cache.fs.remove(path)
-        raise ObjectFormatError(f"{path} is damaged")
-    cache.protect(path)
-    return meta
 
 
 def _forget_listings() -> None:

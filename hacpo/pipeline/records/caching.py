@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -24,7 +25,8 @@ from hacpo.artifacts.durability import flush, flush_names
 from hacpo.artifacts.text_files import load_json, read_bytes
 from hacpo.phrases import ranges
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.records.bookkeeping import Books, check_object
+from hacpo.pipeline.records.bookkeeping import Books
+from hacpo.pipeline.records.distrust import check_object
 from hacpo.pipeline.records.dvc_files import cached_steps, is_cached, set_cached
 from hacpo.pipeline.records.flushing import flushed_copies
 from hacpo.pipeline.records.history import History
@@ -166,8 +168,9 @@ class CheckpointCache:
         files = [(folder.joinpath(*name), info.value) for name, _, info in tree]
         self._check_free(path for path, _ in files)
         listed = Path(self._odb.oid_to_path(recorded))
-        with flushed_copies():
-            add_update_tree(self._odb, tree)  # before its files: what a kill leaves of them is found by it
+        if not self._has(recorded):
+            with flushed_copies():
+                add_update_tree(self._odb, tree)  # before its files: what a kill leaves of them is found by it
         for path, oid in files:
             if not self._has(oid):
                 self._put(path, oid, linked_elsewhere=step == 0)
@@ -311,10 +314,12 @@ class CheckpointCache:
         return self.books.checkpoints.get(self._folder(step, agent).resolve(), "")
 
     def _is_whole(self, step: int, agent: str) -> bool:
-        """Whether the cache has the recorded checkpoint and every file of it."""
+        """Whether the cache has the recorded checkpoint's list, undamaged, and every file of it."""
         oid = self._recorded(step, agent)
-        names = self._listed(Path(self._odb.oid_to_path(oid))) if oid else {}
-        return bool(names) and all(Path(self._odb.oid_to_path(md5)).is_file() for md5 in names.values())
+        listed = Path(self._odb.oid_to_path(oid)) if oid else Path()
+        if not oid or f"{hashlib.md5(_content(listed), usedforsecurity=False).hexdigest()}.dir" != oid:
+            return False
+        return all(Path(self._odb.oid_to_path(md5)).is_file() for md5 in self._listed(listed).values())
 
 
 def _unlink_from(folder: Path, going: Mapping[str, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -57,3 +58,34 @@ def test_what_was_restored_damaged_is_mended_as_the_audit_says(finished_copy: Pa
     assert cli("run", RUN, "--jobs", "1").code == 0
     assert contents(finished_copy) == before
     assert cli("audit", RUN).code == 0
+
+
+def test_the_list_of_a_checkpoint_is_mended(finished_copy: Path, cli: Cli) -> None:
+    """Damaged so that it is JSON still, and so that it is none."""
+    before = contents(finished_copy)
+    lists = [path for path in Path(".dvc/cache/files").rglob("*.dir") if b"model.safetensors" in path.read_bytes()]
+    assert len(lists) >= 2
+    for number, path in enumerate(lists):
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes().replace(b"model.", b"mpdel." if number % 2 else b'"model.'))
+    shutil.rmtree("artifacts/small/checkpoints")
+    assert cli("run", RUN, "--jobs", "1", "--yes").code == 0
+    assert contents(finished_copy) == before
+    for path in lists:
+        assert not path.exists() or hashlib.md5(path.read_bytes()).hexdigest() == path.parent.name + path.stem, path
+
+
+def test_a_damaged_entry_of_the_run_cache_is_mended(finished_copy: Path, cli: Cli) -> None:
+    entries = {path: path.read_bytes() for path in Path(".dvc/cache/runs").rglob("*") if path.is_file()}
+    for path, content in entries.items():
+        path.write_bytes(content.replace(b"artifacts/", b"artifabts/"))
+    for path in Path("artifacts/small").iterdir():
+        if path.name != ".locks":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = contents(finished_copy)
+    assert cli("run", RUN, "--jobs", "1", "--yes").code == 0
+    assert before.keys() < contents(finished_copy).keys()
+    for path, content in entries.items():
+        if b"hacpo report" not in content:  # whose entry has another key where stages have run again, in other seconds
+            assert path.read_bytes() == content, path
+    assert not Path("artifabts").exists()
