@@ -55,7 +55,7 @@ def evaluate(stage: Stage) -> None:
                     SamplingRequest(
                         prompts[problem["problem_id"]],
                         # Not the step's number: the same random streams at every step make curves comparable.
-                        derive_seed(settings.seed, "evaluate", name, agent, problem["problem_id"], sample),
+                        derive_seed(settings.seed, stage.name, name, agent, problem["problem_id"], sample),
                     )
                     for problem, sample in asked
                 ],

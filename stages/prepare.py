@@ -24,12 +24,12 @@ def prepare(stage: Stage) -> None:
     )
     with stage.replacing(tables.PROBLEMS):
         for name, rows in sets.items():
-            stage.write(tables.PROBLEMS, rows, whose=name, without=("seed", "steps", "batch"))
+            stage.write(tables.PROBLEMS, rows, whose=name)
     stage.write(tables.SCHEDULE, schedule)
     with stage.replacing(tables.PROMPTS):
         for step in range(1, settings.steps + 1):
             rows = [row for row in schedule if row["step"] == step]
-            stage.write(tables.PROMPTS, rows, step=step, without=("steps", "data"))
+            stage.write(tables.PROMPTS, rows, step=step)
     stage.metrics |= {f"problems.{name}": len(rows) for name, rows in sets.items()}
     stage.metrics["scheduled"] = len(schedule)
     epochs = len(schedule) / len(sets[settings.data.train])

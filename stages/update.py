@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacpo.artifacts.text_files import load_json
 from hacpo.engines.training.processes import launched, place
 from hacpo.pipeline.catalogue import UPDATE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
+from hacpo.pipeline.noted import POLICY, stage_metrics
 from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ def _launched(stage: Stage) -> None:
     stage.session.free_models()
     settings = stage.pipeline.settings
     launch(settings, stage.pipeline.root, arguments, stage.session.progress, stage.title)
-    written = load_json(stage.outputs.metrics("update", stage.step, stage.agent))
-    stage.policy = written.pop("policy", None)
+    written = stage_metrics(stage.outputs, stage.spec, stage.step, stage.mine, strict=True)
+    stage.policy = written.pop(POLICY, None)
     stage.metrics |= written | {"processes": settings.launcher.world_size}
     stage.summary = f"{_summary(stage)}, {settings.launcher.world_size} processes"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hacpo.pipeline.catalogue import SIDE_VERIFY, VERIFY, maker_of
+from hacpo.pipeline.catalogue import PREPARE, SIDE_VERIFY, VERIFY, maker_of
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
@@ -48,7 +48,7 @@ def verify(stage: Stage) -> None:
                 "the step's prompts are of problems that are not in the training set",
                 where=stage.inputs.problems(settings.data.train),
                 found=repr(min(answers.keys() - problems.keys())),
-                remedy=f"repeat `{stage.pipeline.command('prepare')}`",
+                remedy=f"repeat `{stage.pipeline.command_for(PREPARE)}`",
             )
     names = ("rollout_id", "text", "finish_reason", "problem_id")
     requests = [

@@ -37,7 +37,7 @@ def warmup(stage: Stage) -> None:
             stage.metrics |= warm_start(
                 agent,
                 settings.tiny,
-                derive_seed(stage.settings.seed, "warmup", agent),
+                derive_seed(stage.settings.seed, stage.name, agent),
                 scratch,
                 on_progress=lambda done, total, loss: stage.progress(done, total, loss=loss),
                 limit=stage.limit,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from hacpo.artifacts.tables import (
     ADVANTAGES,
@@ -33,6 +33,7 @@ from hacpo.artifacts.tables import (
     VERDICTS,
     Artifact,
 )
+from hacpo.settings import params
 from hacpo.settings.agents import INHERITED, AgentSettings
 from hacpo.settings.model_source import hub_repository
 from hacpo.settings.root import Settings
@@ -71,6 +72,8 @@ class Use:
         whose: the agent's whose part of the step it is, or every agent's.
         when: only under some settings or at some steps.
         only: one file of its folder alone.
+        without: settings by their block that its stage reads and what it writes here does not depend on: its files do
+            not name them, so that changing them leaves its bytes alone.
     """
 
     artifact: Artifact
@@ -78,6 +81,7 @@ class Use:
     whose: Literal["own", "all"] = "own"
     when: When | None = None
     only: Callable[[Settings], str] | None = None
+    without: tuple[str, ...] = ()
 
     def holds(self, settings: Settings, step: int) -> bool:
         """Whether the stage uses it."""
@@ -134,7 +138,7 @@ class StageSpec:
         outside: files of the project that it reads, of a run and for an agent, relative to the project's root.
         when: only under some settings.
         metrics: whether it leaves numbers in `metrics/<name>`.
-        side: it draws or verifies a side sample.
+        side_of: the stage that it is for a side sample: its command with `--side`.
     """
 
     name: str
@@ -146,21 +150,41 @@ class StageSpec:
     outside: Callable[[RunFolder, str], tuple[str, ...]] = field(default=lambda _pipeline, _agent: ())
     when: When | None = None
     metrics: bool = True
-    side: bool = False
+    side_of: StageSpec | None = None
+
+    @property
+    def side(self) -> bool:
+        """Whether it draws or verifies a side sample."""
+        return self.side_of is not None
 
     @property
     def command(self) -> str:
         """The command that runs it."""
-        return self.name.removeprefix("side_")
+        return self.name if self.side_of is None else self.side_of.name
 
     def makes(self, *artifacts: Artifact) -> bool:
         """Whether it writes one of these."""
         return any(use.artifact in artifacts for use in self.writes)
 
+    def asked_for(self, settings: Settings, step: int) -> bool:
+        """Whether the settings ask for it at all, at a step that has one."""
+        return self.when is None or self.when(settings, step)
+
     def runs(self, settings: Settings, step: int) -> bool:
         """Whether it is one of a step's stages (0: the start's)."""
         due = {"start": step == 0, "step": step > 0, "evaluation": settings.evaluated(step)}.get(self.at, False)
-        return due and (self.when is None or self.when(settings, step))
+        return due and self.asked_for(settings, step)
+
+    def recorded(self, artifact: Artifact, settings: Settings, agent: str | None) -> dict[str, Any]:
+        """The settings that the files of an artifact say it was made with, nested (`hacpo.settings` in a table).
+
+        Args:
+            settings: those of the run.
+            agent: whose stage it is, where each agent has one.
+        """
+        without = {block for use in self.writes if use.artifact == artifact for block in use.without}
+        read = params.reads(settings, self.settings, agent)
+        return {block: value for block, value in read.items() if block not in without}
 
 
 # --- what uses depend on ---------------------------------------------------------------------------------------------
@@ -244,7 +268,11 @@ PREPARE = StageSpec(
     "run",
     settings=("seed", "steps", "data", "batch.prompts"),
     reads=(),
-    writes=(this(PROBLEMS), this(SCHEDULE), of_all(PROMPTS, "all")),
+    writes=(
+        Use(PROBLEMS, without=("seed", "steps", "batch")),
+        this(SCHEDULE),
+        Use(PROMPTS, "all", "all", without=("steps", "data")),
+    ),
     outside=_problem_files,
 )
 WARMUP = StageSpec(
@@ -282,7 +310,7 @@ SIDE_GENERATE = StageSpec(
     reads=GENERATE.reads,
     writes=(this(SIDE_ROLLOUTS),),
     when=_side_sample,
-    side=True,
+    side_of=GENERATE,
 )
 SIDE_VERIFY = StageSpec(
     "side_verify",
@@ -293,7 +321,7 @@ SIDE_VERIFY = StageSpec(
     writes=(this(SIDE_VERDICTS),),
     outside=_reward_file,
     when=_side_sample,
-    side=True,
+    side_of=VERIFY,
 )
 POOL_STAGE = StageSpec(
     "pool",

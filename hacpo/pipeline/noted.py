@@ -1,5 +1,8 @@
-"""What the run's small JSON files say, for what is only shown or guessed from them: one that is not there, or holds
-something else, says nothing. The audit and the report refuse those."""
+"""What the run's small JSON files say, its metrics above all: one way to read them.
+
+What is only shown or guessed from such a file passes over one that is not there, or holds something else; the audit and
+the report refuse it (`strict`).
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,62 @@ from typing import Any
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import load_json
+from hacpo.pipeline.catalogue import StageSpec
+
+POLICY = "policy"
+"""Key, among a stage's numbers, of the hash of the weights in the checkpoint that it made."""
 
 
-def noted(path: Path) -> dict[str, Any]:
-    """The mapping that a JSON file holds; empty where there is none that can be read."""
+class NotedError(ValueError):
+    """A file does not hold what it should.
+
+    Attributes:
+        expected, found: what it should hold, and what it does.
+    """
+
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(f"expected {expected}, found {found}")
+        self.expected, self.found = expected, found
+
+
+def noted(path: Path, *, strict: bool = False) -> dict[str, Any]:
+    """The mapping that a JSON file holds.
+
+    Args:
+        strict: raise what is wrong; else a file that cannot be read says nothing.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        NotedError: it is no JSON, or no mapping.
+    """
     try:
         content: Any = load_json(path)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    except (OSError, ValueError) as error:
+        if not strict:
+            return {}
+        if isinstance(error, OSError):
+            raise
+        raise NotedError("JSON", str(error)) from None
+    if not isinstance(content, dict):
+        if not strict:
+            return {}
+        raise NotedError("a mapping of numbers", type(content).__name__)
+    return content
 
 
-def numbers(layout: Layout, stage: str, step: int, agent: str = "") -> dict[str, float]:
-    """The numbers in a stage's metrics, as a whole where no agent is named."""
-    metrics = noted(layout.metrics(stage, step, agent))
+def stage_metrics(
+    layout: Layout, stage: StageSpec, step: int, agent: str = "", *, strict: bool = False
+) -> dict[str, Any]:
+    """What a stage's metrics file says: its numbers, and of a checkpoint's maker the `POLICY`; arguments and errors as
+    for `noted`.
+
+    Args:
+        agent: whose; of a stage that serves all agents at once, nobody's.
+    """
+    return noted(layout.metrics(stage.name, step, agent), strict=strict)
+
+
+def numbers(layout: Layout, stage: StageSpec, step: int, agent: str = "") -> dict[str, float]:
+    """The numbers in a stage's metrics, none where they cannot be read."""
+    metrics = stage_metrics(layout, stage, step, agent)
     return {key: value for key, value in metrics.items() if isinstance(value, int | float)}

@@ -17,13 +17,13 @@ from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.artifacts.weights import policy_files, policy_hash
 from hacpo.errors import ArtifactError, HacpoError
 from hacpo.pipeline.catalogue import maker_of
-from hacpo.pipeline.noted import noted
+from hacpo.pipeline.noted import POLICY, noted, stage_metrics
 from hacpo.pipeline.project import Pipeline
 
 
 def recorded_policy(layout: Layout, step: int, agent: str) -> str | None:
     """The hash that the run's files name; None where they do not."""
-    recorded = noted(layout.metrics(maker_of(CHECKPOINT, step).name, step, agent)).get("policy")
+    recorded = stage_metrics(layout, maker_of(CHECKPOINT, step), step, agent).get(POLICY)
     return recorded if isinstance(recorded, str) else _sampled_policy(layout.rollouts(step + 1, agent))
 
 

@@ -104,23 +104,23 @@ class Pipeline:
         """Where the run's artifacts live."""
         return Layout(self.root / "artifacts" / self.run)
 
-    def command(self, stage: str, step: int | None = None, **agent: str) -> str:
-        """The command that makes a stage's output, as a user types it in the project's root."""
-        words = ["hacpo", stage.removeprefix("side_"), f"pipelines/{self.run}"]
+    def command(self, name: str, step: int | None = None, **agent: str) -> str:
+        """A command for this run, as a user types it in the project's root."""
+        words = ["hacpo", name, f"pipelines/{self.run}"]
         if step is not None:
             words += ["--step", str(step)]
-        for option, name in agent.items():
-            words += [f"--{option}", name]
-        words += ["--side"] if stage.startswith("side_") else []
+        for option, whose in agent.items():
+            words += [f"--{option}", whose]
         return " ".join(words)
 
-    def command_for(self, spec: StageSpec, step: int, agent: str) -> str:
-        """The command of a stage for a step and an agent, as far as it has one for each."""
-        return self.command(
-            spec.name,
+    def command_for(self, spec: StageSpec, step: int = 0, agent: str = "") -> str:
+        """The command that makes a stage's output of a step and an agent, as far as it has one for each."""
+        words = self.command(
+            spec.command,
             step if spec.at in ("step", "evaluation") else None,
             **({spec.per: agent} if spec.per != "run" else {}),
         )
+        return f"{words} --side" if spec.side else words
 
 
 def _checked_name(folder: Path) -> str:

@@ -21,12 +21,15 @@ from ruamel.yaml import YAML
 
 from conftest import PARAMS, Cli, make_project
 from hacpo.artifacts import tables
+from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.parquet import read_metadata
 from hacpo.cli import app
 from hacpo.pipeline import catalogue
-from hacpo.pipeline.catalogue import PIPELINE, POOL_STAGE, STAGES, StageSpec, maker_of
+from hacpo.pipeline.catalogue import PIPELINE, POOL_STAGE, PREPARE, STAGES, StageSpec, maker_of
 from hacpo.pipeline.declared import UndeclaredError
 from hacpo.pipeline.execution.command_line import run_app
 from hacpo.pipeline.execution.stage import Stage, open_stage
+from hacpo.pipeline.noted import NotedError, numbers, stage_metrics
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records import dvc_files
 from hacpo.pipeline.records.bookkeeping import Books
@@ -259,6 +262,50 @@ def test_every_artifact_has_one_maker() -> None:
     assert maker_of(tables.PROBLEMS).name == "prepare"
     with pytest.raises(LookupError, match="no stage alone makes metrics"):
         maker_of(tables.METRICS)
+
+
+@pytest.mark.usefixtures("finished_copy")
+def test_what_a_file_says_of_settings_follows_from_its_entry() -> None:
+    """Prompts leave out how many steps there are, and problems how they are dealt, though `prepare` reads both."""
+    layout, settings, recorded = Layout(Path(RUN)), Pipeline.open(Path("pipelines/small")).settings, {}
+    for table, path in (
+        (tables.PROBLEMS, layout.problems("arithmetic/train")),
+        (tables.SCHEDULE, layout.schedule),
+        (tables.PROMPTS, layout.prompts(1) / "part-00000.parquet"),
+    ):
+        recorded[table.name] = read_metadata(path)["settings"].keys()
+        # The audit asks the same function what a file must say.
+        assert recorded[table.name] == PREPARE.recorded(table, settings, None).keys()
+    assert recorded == {
+        "problems": {"data"},
+        "schedule": {"seed", "steps", "data", "batch"},
+        "prompts": {"seed", "batch"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "found"),
+    [
+        ("[1, 2]", "a mapping of numbers", "list"),
+        ("{", "JSON", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ("[" * 100_000, "JSON", "nested too deeply"),
+    ],
+)
+def test_metrics_are_read_in_one_way_strictly_or_not(tmp_path: Path, content: str, expected: str, found: str) -> None:
+    layout = Layout(tmp_path)
+    path = layout.metrics(STAGES["update"].name, 1, "bo")
+    path.parent.mkdir(parents=True)
+    assert stage_metrics(layout, STAGES["update"], 1, "bo") == {}
+    with pytest.raises(FileNotFoundError):
+        stage_metrics(layout, STAGES["update"], 1, "bo", strict=True)
+    path.write_text(content)
+    assert stage_metrics(layout, STAGES["update"], 1, "bo") == {}
+    with pytest.raises(NotedError) as odd:
+        stage_metrics(layout, STAGES["update"], 1, "bo", strict=True)
+    assert (odd.value.expected, odd.value.found) == (expected, found)
+    path.write_text('{"loss": 0.5, "policy": "ab", "updates": 2}')
+    assert stage_metrics(layout, STAGES["update"], 1, "bo", strict=True) == {"loss": 0.5, "policy": "ab", "updates": 2}
+    assert numbers(layout, STAGES["update"], 1, "bo") == {"loss": 0.5, "updates": 2}
 
 
 ADDED: tuple[tuple[str, Literal["before", "after"]], ...] = (("fetch", "before"), ("publish", "after"))

@@ -24,6 +24,7 @@ from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.errors import ArtifactError
 from hacpo.evaluation.metrics import Estimate, over_problems, paired_change
+from hacpo.pipeline.catalogue import GENERATE
 from hacpo.pipeline.execution.command_line import new_app, run_app
 from hacpo.settings import params as settings_of
 from hacpo.settings.recipes import RECIPES
@@ -339,7 +340,7 @@ def test_measurements_are_those_of_the_tables(toy: Run) -> None:
     cross, own = found.ratios["ada", "cross"][1], found.ratios["ada", "own"][1]
     assert (cross.mean, cross.below, cross.above, cross.weight) == pytest.approx((0.7, 1.0, 0.0, 0.8))
     assert (own.mean, own.below, own.rows, own.lower, own.upper) == (1.0, 0.0, 4, (0.97, 0.97), 1.03)
-    assert found.total("generate", "ada", "tokens") == 16
+    assert found.total(GENERATE, "tokens", "ada") == 16
 
 
 def test_metrics_and_curves(toy: Run) -> None:

@@ -19,11 +19,12 @@ from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Artifact, step_dir
 from hacpo.engines.training.processes import launched, leads
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
-from hacpo.pipeline.catalogue import StageSpec, Use, maker_of
+from hacpo.pipeline.catalogue import RESOLVE, StageSpec, Use, maker_of
 from hacpo.pipeline.declared import DeclaredLayout
 from hacpo.pipeline.execution.launching import LineProgress
 from hacpo.pipeline.execution.session import ConsoleProgress, Session
 from hacpo.pipeline.locking.locks import stage_lock
+from hacpo.pipeline.noted import POLICY
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.elsewhere import checkpoint_command
@@ -161,14 +162,11 @@ class Stage:
         whose: str | None = None,
         step: int | None = None,
         rows_per_shard: int | None = None,
-        without: Sequence[str] = (),
     ) -> None:
-        """Write an output table of this run with the settings that the stage read.
+        """Write an output table of this run with the settings that the stage read (`StageSpec.recorded`).
 
         Args:
             whose, step: see `read`.
-            without: top-level settings that the stage reads but this table does not depend on, so that changing them
-                leaves its bytes alone.
 
         Raises:
             UndeclaredError: the stage does not declare it.
@@ -179,14 +177,13 @@ class Stage:
         for folder, scratch in self._replacing.items():
             if path.is_relative_to(folder):
                 path = scratch / path.relative_to(folder)
-        settings = params.reads(self.pipeline.settings, self.spec.settings, self.agent)
         parquet.write_table(
             path,
             table,
             rows if isinstance(rows, pa.Table) else parquet.to_arrow(table, rows),
             run=self.run,
             partition=table.partition(of_step, part),
-            settings={key: value for key, value in settings.items() if key not in without},
+            settings=self.spec.recorded(table, self.pipeline.settings, self.agent),
             rows_per_shard=rows_per_shard,
         )
 
@@ -300,7 +297,7 @@ def open_stage(
         if gpu := _gpu():
             stage.metrics.setdefault("peak_gpu_memory_mib", round(gpu.max_memory_allocated() / 2**20, 1))
         if spec.metrics and leads():
-            made = {} if stage.policy is None else {"policy": stage.policy}
+            made = {} if stage.policy is None else {POLICY: stage.policy}
             storage.write_json(stage.outputs.metrics(spec.name, step, agent or ""), {**stage.metrics, **made})
             if made and stage.in_place:
                 stage.check_policy(step, stage.policy)
@@ -354,7 +351,7 @@ def check_resolved(pipeline: Pipeline) -> None:
         SettingsError: params.yaml says something else.
     """
     path = pipeline.layout.settings
-    command = pipeline.command("resolve")
+    command = pipeline.command_for(RESOLVE)
     if not path.is_file():
         raise MissingInputError("the resolved settings are missing", where=path, remedy=f"run `{command}`")
     try:

@@ -18,7 +18,7 @@ from hacpo.artifacts import storage, tables
 from hacpo.artifacts.durability import flush, make_folders
 from hacpo.artifacts.model_folder import check_checkpoint, copy_file
 from hacpo.errors import MissingInputError, SettingsError
-from hacpo.pipeline.catalogue import WARMUP
+from hacpo.pipeline.catalogue import RESOLVE, WARMUP
 from hacpo.pipeline.execution.session import ConsoleProgress
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.locking.locks import driver_lock
@@ -168,7 +168,7 @@ def _begin(source: Pipeline, target: Pipeline, books: Books, shared: Sequence[st
     with Workers(0, ConsoleProgress()) as workers:
         for _, group in stage_groups(target, books, 0):
             for stage in group:
-                if command_of(stage) == "resolve":
+                if command_of(stage) == RESOLVE.command:
                     books.begin(stage)
                     _, failure = workers.run([(0, shlex.split(stage.cmd)[1:])])
                     if failure is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from hacpo.evaluation.measure import measure
 from hacpo.phrases import ranges
+from hacpo.pipeline.catalogue import ADVANTAGE, GENERATE, VERIFY
 from hacpo.pipeline.noted import numbers
 from hacpo.pipeline.project import Pipeline
 
@@ -20,7 +21,7 @@ _ZERO_STEPS = 3
 
 def silent(pipeline: Pipeline, step: int, learner: str) -> bool:
     """Whether the step's advantages are there, and not one of its problems has unequal rewards for the learner."""
-    return numbers(pipeline.layout, "advantage", step).get(f"{learner}.live_groups") == 0
+    return numbers(pipeline.layout, ADVANTAGE, step).get(f"{learner}.live_groups") == 0
 
 
 def remarks(pipeline: Pipeline, step: int) -> list[str]:
@@ -53,7 +54,7 @@ def remarks(pipeline: Pipeline, step: int) -> list[str]:
 def summary(pipeline: Pipeline) -> list[str]:
     """One line for the learners that the same steps of the run taught nothing."""
     trained = range(1, pipeline.settings.steps + 1)
-    measured = [step for step in trained if numbers(pipeline.layout, "advantage", step)]
+    measured = [step for step in trained if numbers(pipeline.layout, ADVANTAGE, step)]
     learners: dict[tuple[int, ...], list[str]] = {}
     for agent in pipeline.settings.agents:
         learners.setdefault(tuple(step for step in measured if silent(pipeline, step, agent)), []).append(agent)
@@ -67,7 +68,7 @@ def summary(pipeline: Pipeline) -> list[str]:
 
 def _reason(pipeline: Pipeline, step: int, sources: Sequence[str]) -> str:
     """Why no problem has unequal rewards, and what to look at."""
-    mean = sum(numbers(pipeline.layout, "verify", step, agent).get("accuracy", 0.0) for agent in sources) / len(sources)
+    mean = sum(numbers(pipeline.layout, VERIFY, step, agent).get("accuracy", 0.0) for agent in sources) / len(sources)
     word = measure(pipeline.settings.verification)
     return f"all responses to a problem have the same reward ({word} {mean:.3f}). {_cause(pipeline, step, sources)}"
 
@@ -76,9 +77,7 @@ def _cause(pipeline: Pipeline, step: int, sources: Sequence[str]) -> str:
     """The likeliest cause in what was sampled and how it was judged, with the setting to look at."""
     settings, counts = pipeline.settings, _verdicts(pipeline, step, sources)
     responses = sum(counts.values())
-    cut = sum(numbers(pipeline.layout, "generate", step, agent).get("truncated", 0.0) for agent in sources) / len(
-        sources
-    )
+    cut = sum(numbers(pipeline.layout, GENERATE, step, agent).get("truncated", 0.0) for agent in sources) / len(sources)
     gave_up = counts.get("timeout", 0) + counts.get("error", 0)
     if 2 * cut >= 1:
         limits = {str(settings.agents[agent].sampling.max_new_tokens): None for agent in sources}
@@ -107,7 +106,7 @@ def _cause_of_verdicts(counts: Mapping[str, int], responses: int) -> str:
 def _verdicts(pipeline: Pipeline, step: int, sources: Sequence[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for agent in sources:
-        for key, value in numbers(pipeline.layout, "verify", step, agent).items():
+        for key, value in numbers(pipeline.layout, VERIFY, step, agent).items():
             if key.startswith("verdict."):
                 name = key.removeprefix("verdict.")
                 counts[name] = counts.get(name, 0) + int(value)
@@ -116,7 +115,7 @@ def _verdicts(pipeline: Pipeline, step: int, sources: Sequence[str]) -> dict[str
 
 def _earned_nothing(pipeline: Pipeline, step: int, agent: str) -> bool:
     """Whether an agent's rewards of a step are there and all 0."""
-    found = numbers(pipeline.layout, "verify", step, agent)
+    found = numbers(pipeline.layout, VERIFY, step, agent)
     return found.get("accuracy") == 0 and not found.get("verdict.correct")
 
 

@@ -14,11 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hacpo.evaluation.values import best_step, result
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PREPARE, REPORT_STAGE, STAGES, VERIFY, WARMUP
 from hacpo.pipeline.noted import numbers
 from hacpo.pipeline.project import Pipeline
 
 _QUIET_SECONDS = 15.0
 """Without a terminal, slow stages say how far they are this often."""
+_CLOSING_LINES = {stage.name for stage in (PREPARE, WARMUP, REPORT_STAGE)}
+"""What belongs to no step: when it ends, that is said at once."""
 
 
 class RunView:
@@ -88,12 +91,12 @@ class RunView:
 
     def settled(self, step: int, stages: Sequence[str]) -> None:
         """These stages are done and recorded."""
-        for stage in stages:
+        for stage in (STAGES[name] for name in stages if name in STAGES):
             for agent in self._agents:
                 metrics = numbers(self._pipeline.layout, stage, step, agent)
-                if stage == "verify" and "accuracy" in metrics:
+                if stage == VERIFY and "accuracy" in metrics:
                     self._reward[agent] = metrics["accuracy"]
-                if stage == "evaluate":
+                if stage == EVALUATE:
                     leading = self._pipeline.settings.evaluation.leading
                     pipeline = self._pipeline
                     value = (
@@ -103,7 +106,7 @@ class RunView:
                     )
                     if value is not None:
                         self._held_out[agent][step] = value
-                if stage == "generate" and metrics.get("seconds"):
+                if stage == GENERATE and metrics.get("seconds"):
                     self._speed[agent] = metrics.get("tokens", 0) / metrics["seconds"]
 
     # --- called by stages --------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ class RunView:
     def finished(self, stage: str, summary: str) -> None:
         """See `ProgressSink`; slow stages get a line of their own."""
         self._working.pop(stage, None)
-        if stage.startswith(("prepare", "warmup", "report")):
+        if stage.partition(" ")[0] in _CLOSING_LINES:
             self._console.print(f"{stage}: {summary}", highlight=False)
 
     def remark(self, text: str) -> None:

@@ -15,7 +15,7 @@ from hacpo.errors import harmless
 from hacpo.evaluation.measure import described
 from hacpo.evaluation.values import accuracies, best_step
 from hacpo.phrases import mebibytes, ranges
-from hacpo.pipeline.catalogue import PIPELINE, StageSpec, step_stages
+from hacpo.pipeline.catalogue import GENERATE, PIPELINE, SIDE_GENERATE, UPDATE, StageSpec, step_stages
 from hacpo.pipeline.noted import numbers
 from hacpo.pipeline.policies import holds_others
 from hacpo.pipeline.project import Pipeline
@@ -46,7 +46,7 @@ def next_command(pipeline: Pipeline) -> str | None:
     once = [spec for spec in PIPELINE if not _is_made(pipeline, spec)]
     first = next((spec for spec in once if spec.at == "before"), None)
     if first is not None:
-        return pipeline.command(first.name)
+        return pipeline.command_for(first)
     elsewhere = not_here(pipeline)
     for step in range(pipeline.settings.steps + 1):
         for stage, agent, output in step_outputs(pipeline, step):
@@ -54,7 +54,7 @@ def next_command(pipeline: Pipeline) -> str | None:
                 continue
             if not _is_done(pipeline, step, stage, agent, output):
                 return pipeline.command_for(stage, step, agent)
-    return next((pipeline.command(spec.name) for spec in once if spec.at == "after"), None)
+    return next((pipeline.command_for(spec) for spec in once if spec.at == "after"), None)
 
 
 def _is_made(pipeline: Pipeline, spec: StageSpec) -> bool:
@@ -87,7 +87,7 @@ def _is_done(pipeline: Pipeline, step: int, stage: StageSpec, agent: str, output
     return pipeline.layout.trace(step, agent).exists() and pipeline.layout.rollouts(step + 1, agent).exists()
 
 
-def totals(pipeline: Pipeline, stage: str, agent: str) -> dict[str, float]:
+def totals(pipeline: Pipeline, stage: StageSpec, agent: str) -> dict[str, float]:
     """A stage's metrics added up over the run's steps, for one agent."""
     total: dict[str, float] = {}
     for step in range(pipeline.settings.steps + 1):
@@ -136,7 +136,7 @@ def print_status(pipeline: Pipeline) -> None:
     for name in ("agent", "rollouts", "sampled tokens", "sampling s", "update s"):
         table.add_column(name, justify="left" if name == "agent" else "right")
     for agent in settings.agents:
-        sampled, updated = totals(pipeline, "generate", agent), totals(pipeline, "update", agent)
+        sampled, updated = totals(pipeline, GENERATE, agent), totals(pipeline, UPDATE, agent)
         table.add_row(
             agent,
             f"{sampled.get('rollouts', 0):,.0f}",
@@ -146,7 +146,7 @@ def print_status(pipeline: Pipeline) -> None:
         )
     console.print(table)
     if settings.algorithm.capability.oracle_samples is not None:
-        sums = [totals(pipeline, "side_generate", agent) for agent in settings.agents]
+        sums = [totals(pipeline, SIDE_GENERATE, agent) for agent in settings.agents]
         drawn, tokens = (sum(each.get(key, 0) for each in sums) for key in ("rollouts", "tokens"))
         console.print(
             f"beside them, for capability alone: {drawn:,.0f} rollouts, {tokens:,.0f} sampled tokens (side sample)",

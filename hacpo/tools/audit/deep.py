@@ -33,6 +33,7 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Row
 from hacpo.errors import HacpoError
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, SIDE_GENERATE, UPDATE, StageSpec
 from hacpo.pipeline.execution.session import Session
 from hacpo.pipeline.execution.worker_process import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
@@ -144,7 +145,7 @@ class DeepAudit:
             for column in ("logprobs", "support_logprob"):
                 self._compare(path, recorded, rescored, column)
         else:
-            with self._repeated("generate", step, agent, before) as done:
+            with self._repeated(GENERATE, step, agent, before) as done:
                 fresh = self._fresh(tables.ROLLOUTS, step, agent)
                 if done and fresh:
                     self.report.exact += 1
@@ -157,7 +158,7 @@ class DeepAudit:
         recorded = self._recorded(tables.SIDE_ROLLOUTS, step, agent)
         if not recorded or not same or self._samples_elsewhere("sampling the side sample again"):
             return
-        with self._repeated("side_generate", step, agent, before) as done:
+        with self._repeated(SIDE_GENERATE, step, agent, before) as done:
             fresh = self._fresh(tables.SIDE_ROLLOUTS, step, agent)
             if done and fresh:
                 self.report.exact += 1
@@ -206,7 +207,7 @@ class DeepAudit:
 
     def _check_update(self, step: int, agent: str, *, same: bool) -> None:
         layout = self._run.layout
-        with self._repeated("update", step, agent, layout.checkpoint(step - 1, agent)) as done:
+        with self._repeated(UPDATE, step, agent, layout.checkpoint(step - 1, agent)) as done:
             if not done:
                 return
             self.report.exact += same
@@ -280,7 +281,7 @@ class DeepAudit:
         recorded = self._recorded(tables.EVALUATIONS, step, agent)
         if not recorded or self._samples_elsewhere("evaluating again"):
             return
-        with self._repeated("evaluate", step, agent, layout.checkpoint(step, agent)) as done:
+        with self._repeated(EVALUATE, step, agent, layout.checkpoint(step, agent)) as done:
             fresh = self._fresh(tables.EVALUATIONS, step, agent)
             if done and sum(fresh.get(key) == row for key, row in recorded.items()) >= SAME_SHARE * len(recorded):
                 self.report.exact += 1
@@ -289,16 +290,16 @@ class DeepAudit:
     # --- repeating and comparing -------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _repeated(self, stage: str, step: int, agent: str, checkpoint: Path) -> Iterator[bool]:
+    def _repeated(self, stage: StageSpec, step: int, agent: str, checkpoint: Path) -> Iterator[bool]:
         """Repeat a stage into the scratch folder, which is emptied afterwards; yields whether that worked."""
-        done = self._is_there(checkpoint, f"repeating {stage}")
+        done = self._is_there(checkpoint, f"repeating {stage.name}")
         if done:
             options = ["--step", str(step), "--agent", agent, "--out", str(self._scratch)]
-            options += ["--side"] if stage.startswith("side_") else []
+            options += ["--side"] if stage.side else []
             try:
-                self._execute([stage.removeprefix("side_"), str(self._run.pipeline.folder), *options], self._session)
+                self._execute([stage.command, str(self._run.pipeline.folder), *options], self._session)
             except Exception as error:  # a stage trusts its inputs, which here may be anything
-                self._find(checkpoint, expected=f"inputs that {stage} can be repeated from", found=_said(error))
+                self._find(checkpoint, expected=f"inputs that {stage.name} can be repeated from", found=_said(error))
                 done = False
         self.report.replayed += done
         try:

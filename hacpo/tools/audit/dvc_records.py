@@ -19,6 +19,7 @@ from typing import Any
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import YamlError, load_json, load_yaml, parse_yaml, read_text
+from hacpo.pipeline.catalogue import REPORT_STAGE
 from hacpo.pipeline.records.dvc_files import rendered
 from hacpo.tools.audit.audit_run import AuditRun
 
@@ -155,7 +156,7 @@ def check_locks(run: AuditRun) -> None:
             if name not in entries:
                 run.skip("the lock of a stage", "there is none: the stage was run by hand, or not yet")
                 continue
-            if name == "report" and not finished:
+            if name == REPORT_STAGE.name and not finished:
                 run.skip("the report's lock", "the run has not come to its end, where the report is made anew")
                 continue
             stages += 1

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from hacpo.artifacts import tables
 from hacpo.evaluation.metrics import summary
 from hacpo.evaluation.values import Response
+from hacpo.pipeline.catalogue import EVALUATE
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.responses import FINISH_REASONS, check_rewards
@@ -64,7 +65,7 @@ def check_evaluation(
                 numbers = summary(each, votes=run.settings.verification.is_math)
                 metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
                 metrics[f"{name}.tokens"] = int(counts[mine].sum())
-        check_metrics(run, "evaluate", step, agent, metrics)
+        check_metrics(run, EVALUATE, step, metrics, agent)
 
 
 def _identified(content: Content) -> Content:

@@ -14,6 +14,7 @@ from hacpo.artifacts.shards import differences
 from hacpo.artifacts.tables import Row
 from hacpo.data import problems
 from hacpo.errors import HacpoError
+from hacpo.pipeline.catalogue import PREPARE
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings import params as settings_of
 from hacpo.settings.root import Settings
@@ -100,18 +101,18 @@ def _disagreements(run: AuditRun) -> int:
         (tables.TRACE, 1),
         (tables.EVALUATIONS, 0),
     )
-    samples: list[tuple[tables.Table, int | None, str, tuple[str, ...]]] = [
-        (tables.PROBLEMS, None, run.settings.data.train, ("seed", "steps", "batch")),
-        (tables.SCHEDULE, None, "", ()),
-        *((table, step, agent, ()) for agent in run.agents for table, step in per_agent),
+    samples: list[tuple[tables.Table, int | None, str]] = [
+        (tables.PROBLEMS, None, run.settings.data.train),
+        (tables.SCHEDULE, None, ""),
+        *((table, step, agent) for agent in run.agents for table, step in per_agent),
     ]
     count = 0
-    for table, step, whose, without in samples:
+    for table, step, whose in samples:
         try:
             recorded = parquet.read_metadata(run.run_files.path(table, step, whose))["settings"]
         except (HacpoError, ValueError, RecursionError):
             continue
-        count += len(differences(stage_settings(run, table, whose, without), recorded))
+        count += len(differences(stage_settings(run, table, whose), recorded))
     return count
 
 
@@ -142,7 +143,7 @@ def check_inputs(run: AuditRun, *, begun: bool) -> Inputs:
         run.skip("every step", "neither schedule nor training problems can be read")
         return Inputs({}, sets)
     counts = {f"problems.{name}": len(content) for name, content in sets.items() if content is not None}
-    check_metrics(run, "prepare", 0, "all", {**counts, "scheduled": len(rows)})
+    check_metrics(run, PREPARE, 0, {**counts, "scheduled": len(rows)})
     by_step: dict[int, list[Row]] = {}
     for row in rows:
         by_step.setdefault(row["step"], []).append(row)
@@ -156,7 +157,7 @@ def _check_data(run: AuditRun) -> dict[str, list[Row] | None]:
         path = run.layout.problems(name)
         content = None
         if path.is_file():
-            content = read(run, tables.PROBLEMS, None, name, without=("seed", "steps", "batch"))
+            content = read(run, tables.PROBLEMS, None, name)
         else:
             run.find("files", path, expected="the problems table", found="no such file")
         recorded = content.arrow.to_pylist() if content else None
@@ -191,7 +192,7 @@ def check_prompts(run: AuditRun, batch: Batch) -> None:
     if not path.exists():
         run.find("files", path, expected="the step's prompts", found="no such folder")
         return
-    content = read(run, tables.PROMPTS, batch.step, without=("steps", "data"))
+    content = read(run, tables.PROMPTS, batch.step)
     if content is not None:
         _compare_rows(run, "prompts", content, batch.rows, "problem_id")
 

@@ -6,7 +6,17 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from hacpo.artifacts.tables import CHECKPOINT, METRICS, PROBLEMS, PROMPTS, REPORT, SCHEDULE, Artifact, step_dir
+from hacpo.artifacts.tables import (
+    CHECKPOINT,
+    METRICS,
+    PROBLEMS,
+    PROMPTS,
+    REPORT,
+    SCHEDULE,
+    WHOLE_STEP,
+    Artifact,
+    step_dir,
+)
 from hacpo.artifacts.weights import optimizer_files
 from hacpo.pipeline.catalogue import PIPELINE, STAGES, StageSpec
 from hacpo.tools.audit.audit_run import AuditRun
@@ -64,8 +74,9 @@ def _made_beside(spec: StageSpec) -> Artifact:
 
 
 def _is_unasked(run: AuditRun, name: str) -> bool:
-    """Whether it is of a side sample that the settings do not ask for."""
-    return name.startswith("side_") and run.settings.algorithm.capability.oracle_samples is None
+    """Whether it is of stages that the settings do not ask for."""
+    makers = [spec for spec in PIPELINE if any(use.artifact.folder == name for use in spec.writes)]
+    return bool(makers) and not any(spec.asked_for(run.settings, 1) for spec in makers)
 
 
 def _entries(folder: Path) -> Iterator[Path]:
@@ -142,7 +153,7 @@ def _check_data(run: AuditRun, folder: Path) -> None:
 
 def _check_metrics(run: AuditRun, stage: Path, holes: Collection[Path]) -> None:
     spec = STAGES.get(stage.name)
-    if spec is None or not spec.metrics or (spec.when is not None and not spec.when(run.settings, 1)):
+    if spec is None or not spec.metrics or not spec.asked_for(run.settings, 1):
         _unknown(run, stage)
         return
     for step in _steps(run, stage):
@@ -150,7 +161,7 @@ def _check_metrics(run: AuditRun, stage: Path, holes: Collection[Path]) -> None:
             _unknown(run, step)
             continue
         for path in _entries(step):
-            if path.name not in {f"{name}.json" for name in (["all"] if spec.per == "run" else run.agents)}:
+            if path.name not in {f"{name}.json" for name in ([WHOLE_STEP] if spec.per == "run" else run.agents)}:
                 _unknown(run, path)
                 continue
             if spec.at == "start" and 0 in run.not_here:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.tables import WHOLE_STEP
+from hacpo.pipeline.catalogue import StageSpec
+from hacpo.pipeline.noted import NotedError, stage_metrics
 from hacpo.tools.audit.audit_run import AuditRun
 
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
@@ -14,10 +16,10 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-12
 
 def check_metrics(
     run: AuditRun,
-    stage: str,
+    stage: StageSpec,
     step: int,
-    name: str,
     expected: Mapping[str, float | None],
+    name: str = WHOLE_STEP,
     *,
     absent: Collection[str] = (),
 ) -> None:
@@ -27,19 +29,20 @@ def check_metrics(
     `expected` whose value is None (nothing known).
 
     Args:
+        name: the agent's, where each has one.
         absent: keys that the file must not have: counts of what no table holds.
     """
-    path = run.layout.metrics(stage, step, name)
+    path = run.layout.metrics(stage.name, step, name)
     if not path.is_file():
         run.find("metrics", path, expected="a metrics file beside the stage's tables", found="no such file")
         return
     try:
-        content = load_json(path)
-    except (OSError, ValueError, RecursionError) as error:
-        run.find("metrics", path, expected="JSON", found=str(error)[:120])
+        content = stage_metrics(run.layout, stage, step, name, strict=True)
+    except NotedError as error:
+        run.find("metrics", path, expected=error.expected, found=error.found[:120])
         return
-    if not isinstance(content, dict):
-        run.find("metrics", path, expected="a mapping of numbers", found=type(content).__name__)
+    except OSError as error:
+        run.find("metrics", path, expected="JSON", found=str(error)[:120])
         return
     run.looked_at("metrics", sum(key in content for key in expected))
     for key, wanted in expected.items():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hacpo.algorithm.pooling import Limits
 from hacpo.artifacts import tables
+from hacpo.pipeline.catalogue import POOL_STAGE
 from hacpo.tokens.retokenize import Status
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
@@ -93,7 +94,7 @@ def check_pool(
     if rows.complete:
         metrics = _pool_metrics(rows)
         absent = {f"status.{status}" for status in STATUSES} - metrics.keys()
-        check_metrics(run, "pool", step, learner, metrics, absent=absent)
+        check_metrics(run, POOL_STAGE, step, metrics, learner, absent=absent)
     return rows, order
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hacpo.algorithm.sampler_correction import effective_sample_size
 from hacpo.artifacts import tables
 from hacpo.engines.interface import FinishReason
+from hacpo.pipeline.catalogue import maker_of
 from hacpo.tokens.stopping import first_stop
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
@@ -63,10 +64,6 @@ class Drawn:
     def verdicts(self) -> tables.Table:
         """Their rewards'."""
         return tables.SIDE_VERDICTS if self.side else tables.VERDICTS
-
-    def stage(self, name: str) -> str:
-        """`generate` or `verify`, as the stage is called that made these."""
-        return f"side_{name}" if self.side else name
 
     def ids(self, step: int, agent: str, problem_ids: Any) -> Any:
         """The rollout_id of every response, in order."""
@@ -166,7 +163,7 @@ def check_rollouts(run: AuditRun, batch: Batch, agent: str, drawn: Drawn) -> Res
     else:
         rows.equal("policy", "policy", policy, note=f"SHA-256 of the weights after step {step - 1}")
     if rows.complete:
-        check_metrics(run, drawn.stage("generate"), step, agent, _generate_metrics(responses))
+        check_metrics(run, maker_of(drawn.rollouts), step, _generate_metrics(responses), agent)
     return responses
 
 
@@ -323,13 +320,13 @@ def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses
         counts = {item["values"]: item["counts"] for item in pc.value_counts(rows.arrow("verdict")).to_pylist()}
         check_metrics(
             run,
-            drawn.stage("verify"),
+            maker_of(drawn.verdicts),
             step,
-            agent,
             {
                 **{f"verdict.{verdict}": count for verdict, count in counts.items()},
                 "accuracy": math.fsum(rewards.tolist()) / len(rewards),
             },
+            agent,
             absent=[f"verdict.{verdict}" for verdict in VERDICTS if verdict not in counts],
         )
     return np.where(rows.present, rewards, np.nan)

@@ -23,8 +23,8 @@ from hacpo.artifacts.tables import (
     VERDICTS,
     Table,
 )
-from hacpo.artifacts.text_files import load_json
-from hacpo.pipeline.catalogue import PIPELINE, Use, maker_of, step_stages
+from hacpo.pipeline.catalogue import ADVANTAGE, PIPELINE, Use, maker_of, step_stages
+from hacpo.pipeline.noted import POLICY, stage_metrics
 from hacpo.tools.audit.advantages import capability_metrics, check_advantages, check_capability
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.checkpoints import check_checkpoint
@@ -148,7 +148,7 @@ def check_step(run: AuditRun, batch: Batch, presence: Presence) -> None:
             else:
                 check_trace(run, batch, learner, pool, advantages, responses)
     if capabilities is not None:
-        check_metrics(run, "advantage", step, "all", metrics)
+        check_metrics(run, ADVANTAGE, step, metrics)
 
 
 def check_others(run: AuditRun, steps: Container[int]) -> None:
@@ -207,14 +207,12 @@ def _check_policy(run: AuditRun, step: int, agent: str) -> None:
     """The weights have the hash that the stage which made them noted in its metrics."""
     pruned = run.pruned.get(agent, {}).get(step)
     policy = run.policy(step, agent) if pruned is None else pruned.policy
-    path = run.layout.metrics(maker_of(CHECKPOINT, step).name, step, agent)
-    try:
-        noted = load_json(path)["policy"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return  # what is no metrics file is a finding of other checks; runs made by earlier versions note no hash
-    if policy is not None and noted != policy:
-        note = f"SHA-256 of the weights after step {step}"
-        run.find("policy", path, column="policy", expected=policy, found=noted, note=note)
+    maker = maker_of(CHECKPOINT, step)
+    metrics = stage_metrics(run.layout, maker, step, agent)
+    # What is no metrics file is a finding of other checks; runs made by earlier versions note no hash.
+    if policy is not None and metrics.get(POLICY, policy) != policy:
+        path, note = run.layout.metrics(maker.name, step, agent), f"SHA-256 of the weights after step {step}"
+        run.find("policy", path, column=POLICY, expected=policy, found=metrics[POLICY], note=note)
 
 
 def _missing_evaluation(run: AuditRun, step: int, agent: str) -> None:

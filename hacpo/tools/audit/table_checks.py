@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pyarrow as pa
 from hacpo.artifacts.shards import Oddity, Wanted, read_shards
 from hacpo.artifacts.tables import PROMPTS, Table
 from hacpo.pipeline.catalogue import maker_of
-from hacpo.settings import params as settings_of
 from hacpo.tools.audit.audit_run import AuditRun
 
 
@@ -35,14 +34,9 @@ class Content:
         return next(path for start, path in reversed(self.shards) if start <= row)
 
 
-def read(
-    run: AuditRun, table: Table, step: int | None = None, whose: str = "", *, without: Sequence[str] = ()
-) -> Content | None:
+def read(run: AuditRun, table: Table, step: int | None = None, whose: str = "") -> Content | None:
     """Read a table of the run (`RunFiles` says which part) with every check that needs nothing but the table itself:
     those of `shards.read_shards`, made with this run's settings, and files of the right size.
-
-    Args:
-        without: settings of the stage that this table's files leave out (see `Stage.write`).
 
     Returns:
         None if nothing can be read; a finding says why.
@@ -50,7 +44,7 @@ def read(
     wanted = Wanted(
         run=run.pipeline.run,
         partition=table.partition(step, whose),
-        settings=stage_settings(run, table, whose, without),
+        settings=stage_settings(run, table, whose),
         # Prompts are written in one piece, whatever their number.
         rows_per_shard=None if table == PROMPTS else run.settings.storage.rows_per_shard,
     )
@@ -78,12 +72,11 @@ def note_oddity(run: AuditRun, odd: Oddity) -> None:
     run.find(odd.check, odd.where, odd.row, odd.column, **facts)
 
 
-def stage_settings(run: AuditRun, table: Table, whose: str = "", without: Sequence[str] = ()) -> Mapping[str, Any]:
+def stage_settings(run: AuditRun, table: Table, whose: str = "") -> Mapping[str, Any]:
     """What the files of a table (of an agent's, if each has its own) must say that their stage read."""
     agent = whose if table.per in ("agent", "learner") else None
-    key = (table.name, agent or "", *without)
+    key = (table.name, agent or "")
     if key not in run.stage_settings:
-        settings = settings_of.reads(run.settings, maker_of(table).settings, agent)
-        kept = {name: value for name, value in settings.items() if name not in without}
-        run.stage_settings[key] = json.loads(json.dumps(kept))
+        settings = maker_of(table).recorded(table, run.settings, agent)
+        run.stage_settings[key] = json.loads(json.dumps(settings))
     return run.stage_settings[key]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from hacpo.algorithm.trace import LOG_RATIO_BOUND, TraceColumns, trace_columns
 from hacpo.algorithm.updates import shuffle_seed, update_slots
 from hacpo.artifacts import tables
+from hacpo.pipeline.catalogue import UPDATE
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
 from hacpo.tools.audit.lists import Flags, Ints
@@ -78,7 +79,7 @@ def check_trace(
             metrics["loss"] = _loss(run, rows, known, order, slots)
         else:
             run.skip("loss", "the KL penalty does not follow from the trace")
-        check_metrics(run, "update", step, learner, {**metrics, "updates": run.settings.updates_per_step})
+        check_metrics(run, UPDATE, step, {**metrics, "updates": run.settings.updates_per_step}, learner)
 
 
 def _slots(run: AuditRun, pool: Rows, order: PoolOrder, learner: str, step: int) -> Ints:

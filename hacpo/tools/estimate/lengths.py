@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.text_files import load_json
 from hacpo.data.importing.known import KNOWN
 from hacpo.data.problems import TASKS
 from hacpo.data.tasks import Split
 from hacpo.errors import DataError, first_line
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, StageSpec
+from hacpo.pipeline.noted import numbers
 from hacpo.settings.agents import PromptSettings
 from hacpo.settings.root import DataSet, Settings
 
@@ -125,14 +125,14 @@ class Measured:
         steps: how many steps they are from; 0: there is none.
         prompt, response: tokens.
         benchmarks: benchmark -> mean response in tokens.
-        seconds: stage -> mean seconds of one step (`evaluate`: of one evaluation).
+        seconds: stage -> mean seconds of one step (or of one evaluation), of those that each agent has in a step.
     """
 
     steps: int
     prompt: float
     response: float
     benchmarks: dict[str, float]
-    seconds: dict[str, float]
+    seconds: dict[StageSpec, float]
 
 
 def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, int]) -> Measured:
@@ -141,12 +141,13 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
     Args:
         answered: benchmark -> responses of one evaluation.
     """
-    sampled = list(_metrics(layout, "generate", agent, settings.steps))
-    evaluated = list(_metrics(layout, "evaluate", agent, settings.steps))
+    sampled = list(_metrics(layout, GENERATE, agent, settings.steps))
+    evaluated = list(_metrics(layout, EVALUATE, agent, settings.steps))
     rollouts = sum(step["rollouts"] for step in sampled)
     seconds = {
         stage: sum(step["seconds"] for step in steps) / len(steps)
-        for stage in ("generate", "verify", "side_generate", "side_verify", "pool", "update", "evaluate")
+        for stage in PIPELINE
+        if stage.per != "run" and stage.at in ("step", "evaluation")
         if (steps := list(_metrics(layout, stage, agent, settings.steps)))
     }
     return Measured(
@@ -162,11 +163,9 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
     )
 
 
-def _metrics(layout: Layout, stage: str, agent: str, steps: int) -> Iterator[dict[str, Any]]:
+def _metrics(layout: Layout, stage: StageSpec, agent: str, steps: int) -> Iterator[dict[str, float]]:
+    """Of the steps that are done; a damaged file is the audit's business."""
     for step in range(steps + 1):
-        try:
-            values = load_json(layout.metrics(stage, step, agent))
-        except (OSError, ValueError):
-            continue  # not done yet; a damaged file is the audit's business
-        if isinstance(values, dict) and "seconds" in values:
+        values = numbers(layout, stage, step, agent)
+        if "seconds" in values:
             yield values

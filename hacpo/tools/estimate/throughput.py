@@ -11,9 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hacpo.artifacts.text_files import YamlError, load_yaml
 from hacpo.errors import SettingsError
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, SIDE_GENERATE, UPDATE
 from hacpo.tools.estimate.lengths import Measured
 from hacpo.tools.estimate.workload import AgentWork, together
 
+_SAMPLING = (GENERATE, SIDE_GENERATE)
 DEVICES: dict[str, dict[str, Any]] = {
     "cpu": {"agents_at_once": 2},
     "a100": {"memory_gib": 79},
@@ -90,16 +92,17 @@ def measured_speeds(work: AgentWork, measured: Measured) -> Speeds | None:
     Args:
         work: its own, with the lengths of these steps.
     """
-    seconds = {"side_generate": 0.0, "side_verify": 0.0, "verify": 0.0, "pool": 0.0, **measured.seconds}
+    seconds = measured.seconds
+    sampling = sum(seconds.get(stage, 0.0) for stage in _SAMPLING)
     sampled = together([work.step, work.side]).tokens
-    if not (sampled and seconds.get("generate") and seconds.get("update")):
+    if not (sampled and seconds.get(GENERATE) and seconds.get(UPDATE)):
         return None
-    evaluated = work.evaluation.tokens and seconds.get("evaluate")
+    evaluated = work.evaluation.tokens and seconds.get(EVALUATE)
     return Speeds(
-        sampling=sampled / (seconds["generate"] + seconds["side_generate"]),
-        training=work.learned_tokens / seconds["update"],
-        evaluation=work.evaluation.tokens / seconds["evaluate"] if evaluated else None,
-        other=seconds["verify"] + seconds["side_verify"] + seconds["pool"],
+        sampling=sampled / sampling,
+        training=work.learned_tokens / seconds[UPDATE],
+        evaluation=work.evaluation.tokens / seconds[EVALUATE] if evaluated else None,
+        other=sum(value for stage, value in seconds.items() if stage not in (*_SAMPLING, UPDATE, EVALUATE)),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hacpo.evaluation.measure import is_share
+from hacpo.pipeline.catalogue import ADVANTAGE, GENERATE
 from hacpo.settings.root import Settings
 from hacpo.tools.report.collect import GAVE_UP, Curve, Measurements
 from hacpo.tools.report.scales import number, percent
@@ -36,7 +37,7 @@ def checks(results: Measurements, settings: Settings) -> list[Check]:
         *([_fallen(results, settings)] if settings.evaluation.series else []),
         _at_most(
             "Do sampler and trainer agree on log-probabilities?",
-            _worst(results.metric("generate", agent, "sampler_difference_mean").values() for agent in results.agents),
+            _worst(results.metric(GENERATE, "sampler_difference_mean", agent).values() for agent in results.agents),
             0.02,
             "largest mean difference of a step: {} nats",
             "at most 0.02 nats",
@@ -111,7 +112,7 @@ def checks(results: Measurements, settings: Settings) -> list[Check]:
 def _steps_without_signal(results: Measurements) -> Check:
     """How many steps had no problem with unequal rewards for a learner; the learner with the most."""
     question, rule = "Does every step have something to teach?", "none"
-    curves = {agent: results.metric("advantage", "all", f"{agent}.live_groups") for agent in results.agents}
+    curves = {agent: results.metric(ADVANTAGE, f"{agent}.live_groups") for agent in results.agents}
     silent = {agent: sum(live == 0 for live in curve.values()) for agent, curve in curves.items() if curve}
     if not silent:
         return Check(question, None, True, rule, "groups")
@@ -137,8 +138,8 @@ def _mean_of(results: Measurements, key: str) -> float | None:
     """Of the advantage metrics over all steps, for a punished share those with signal; the learner with the most."""
     curves = []
     for agent in results.agents:
-        live = results.metric("advantage", "all", f"{agent}.live_groups")
-        curve = results.metric("advantage", "all", f"{agent}.{key}")
+        live = results.metric(ADVANTAGE, f"{agent}.live_groups")
+        curve = results.metric(ADVANTAGE, f"{agent}.{key}")
         curves.append([value for step, value in curve.items() if key == "uniform" or live.get(step, 1.0)])
     return max((sum(curve) / len(curve) for curve in curves if curve), default=None)
 

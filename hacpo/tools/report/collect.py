@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, get_args
 
 import polars as pl
@@ -13,18 +13,18 @@ import polars as pl
 from hacpo.artifacts import parquet, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
-from hacpo.artifacts.text_files import load_json
 from hacpo.errors import ArtifactError
 from hacpo.evaluation.metrics import Estimate
 from hacpo.evaluation.values import best_step, change, estimate, read_values
-from hacpo.pipeline.catalogue import PIPELINE
+from hacpo.pipeline.catalogue import PIPELINE, PREPARE, StageSpec
+from hacpo.pipeline.noted import POLICY, stage_metrics
 from hacpo.settings.series import Series
 from hacpo.verifying.judgement import Given, Outcome
 
 Curve = dict[int, float]
 """Step -> value."""
 
-STAGES = tuple(spec.name for spec in PIPELINE if spec.metrics)
+STAGES = tuple(spec for spec in PIPELINE if spec.metrics)
 """Stages that leave metrics, in the order in which they run."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -122,13 +122,13 @@ class Measurements:
     """(learner, `own` or `cross`) -> step -> ratios."""
     updated: dict[str, set[int]] = field(default_factory=dict)
     """agent -> steps that it has learned from, also those in which no response was usable."""
-    metrics: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=dict)
-    """(stage, step, agent or `all`) -> the stage's metrics file."""
+    metrics: dict[tuple[StageSpec, int, str], dict[str, float]] = field(default_factory=dict)
+    """(stage, step, agent or `WHOLE_STEP`) -> the stage's metrics file."""
 
     @property
     def last_step(self) -> int:
         """The highest step of which anything is there."""
-        steps = [step for stage, step, _ in self.metrics if stage != "prepare"]
+        steps = [step for stage, step, _ in self.metrics if stage != PREPARE]
         for curves in (self.accuracy, self.reward, self.capability):
             steps += [step for curve in curves.values() for step in curve]
         return max(steps, default=0)
@@ -145,11 +145,11 @@ class Measurements:
         """The CSS class of an agent's colour, the same everywhere on the page."""
         return f"c-agent-{self.agents.index(agent) % 8}"
 
-    def metric(self, stage: str, agent: str, key: str) -> Curve:
-        """One number of a stage's metrics files by step."""
+    def metric(self, stage: StageSpec, key: str, agent: str = tables.WHOLE_STEP) -> Curve:
+        """One number of a stage's metrics files by step; of an agent's, or of what it does for all at once."""
         return {
             step: values[key]
-            for (recorded, step, name), values in sorted(self.metrics.items())
+            for (recorded, step, name), values in sorted(self.metrics.items(), key=lambda item: item[0][1])
             if recorded == stage and name == agent and key in values
         }
 
@@ -166,9 +166,9 @@ class Measurements:
         fall = self.fall.get((agent, name))
         return fall is not None and fall.error is not None and fall.mean > 2 * fall.error
 
-    def total(self, stage: str, agent: str, key: str) -> float:
+    def total(self, stage: StageSpec, key: str, agent: str = tables.WHOLE_STEP) -> float:
         """The same number added up over all steps; 0 if there is none."""
-        return sum(self.metric(stage, agent, key).values())
+        return sum(self.metric(stage, key, agent).values())
 
 
 def collect(layout: Layout, run: str, agents: Sequence[str], steps: int, series: Sequence[Series]) -> Measurements:
@@ -221,21 +221,19 @@ def _each(results: Measurements, numbers: Iterable[int]) -> list[tuple[int, str]
 
 def _read_metrics(
     layout: Layout, agents: Sequence[str], numbers: Iterable[int]
-) -> dict[tuple[str, int, str], dict[str, float]]:
+) -> dict[tuple[StageSpec, int, str], dict[str, float]]:
     metrics = {}
-    for stage in STAGES:
-        for step in numbers:
-            for name in (*agents, "all"):
-                path = layout.metrics(stage, step, name)
-                if not path.is_file():
-                    continue
-                try:
-                    values = load_json(path)
-                    metrics[stage, step, name] = {key: float(value) for key, value in values.items() if key != "policy"}
-                except (ValueError, TypeError, AttributeError):
-                    raise ArtifactError(
-                        "is no flat JSON object of numbers", where=path, remedy=f"repeat the {stage} stage"
-                    ) from None
+    for stage, step, name in product(STAGES, numbers, (*agents, tables.WHOLE_STEP)):
+        path = layout.metrics(stage.name, step, name)
+        if not path.is_file():
+            continue
+        try:
+            values = stage_metrics(layout, stage, step, name, strict=True)
+            metrics[stage, step, name] = {key: float(value) for key, value in values.items() if key != POLICY}
+        except (ValueError, TypeError, OverflowError):
+            raise ArtifactError(
+                "is no flat JSON object of numbers", where=path, remedy=f"repeat the {stage.name} stage"
+            ) from None
     return metrics
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from hacpo.artifacts.tables import WHOLE_STEP
 from hacpo.evaluation.measure import described, is_share, measure, measured
+from hacpo.pipeline.catalogue import ADVANTAGE, EVALUATE, GENERATE, POOL_STAGE, UPDATE, VERIFY
 from hacpo.settings.root import Settings
 from hacpo.settings.series import AVERAGE
 from hacpo.tools.report.charts import Bars, Line, Rule, bar_chart, extent, line_chart
-from hacpo.tools.report.collect import Curve, Measurements
+from hacpo.tools.report.collect import STAGES, Curve, Measurements
 from hacpo.tools.report.panels import (
     GROUP_SHARES,
     Panel,
@@ -67,7 +69,7 @@ def rollouts(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     panels = []
     for key, title in (("rollouts", "rollouts so far"), ("tokens", "sampled tokens so far")):
         parts = [
-            Bars(agent, results.color_of(agent), _cumulative(results.metric("generate", agent, key)))
+            Bars(agent, results.color_of(agent), _cumulative(results.metric(GENERATE, key, agent)))
             for agent in results.agents
         ]
         if any(part.values for part in parts):
@@ -79,18 +81,21 @@ def rollouts(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
 def time(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Seconds per step by stage, and sampling speed."""
     parts = []
-    for stage in ("update", "generate", "evaluate", "verify", "pool", "advantage"):
+    for stage in (UPDATE, GENERATE, EVALUATE, VERIFY, POOL_STAGE, ADVANTAGE):
         # A side sample's seconds are sampling and verification too.
-        names = [(name, agent) for name in (stage, f"side_{stage}") for agent in (*results.agents, "all")]
-        seconds = _summed(results.metric(name, agent, "seconds") for name, agent in names)
-        parts.append(Bars(stage, f"c-stage-{stage}", {step: value for step, value in seconds.items() if step > 0}))
+        specs = [spec for spec in STAGES if spec.command == stage.command]
+        seconds = _summed(
+            results.metric(spec, "seconds", agent) for spec in specs for agent in (*results.agents, WHOLE_STEP)
+        )
+        values = {step: value for step, value in seconds.items() if step > 0}
+        parts.append(Bars(stage.name, f"c-stage-{stage.name}", values))
     panels = []
     if any(part.values for part in parts):
         chart = bar_chart(parts, title="seconds by step and stage", last_step=results.last_step, form=SECONDS)
         panels.append(Panel("seconds per step", chart))
     speed = {}
     for agent in results.agents:
-        tokens, taken = (results.metric("generate", agent, key) for key in ("tokens", "seconds"))
+        tokens, taken = (results.metric(GENERATE, key, agent) for key in ("tokens", "seconds"))
         speed[agent] = {step: tokens[step] / taken[step] for step in tokens if taken.get(step)}
     lines = agent_lines(results, speed)
     return [
@@ -152,11 +157,11 @@ def estimate(results: Measurements, settings: Settings) -> Rows:
         lines = []
         for source in results.agents:
             values, lows, highs = (
-                results.metric("advantage", "all", f"{source}.{learner}.omega{end}") for end in ("", "_low", "_high")
+                results.metric(ADVANTAGE, f"{source}.{learner}.omega{end}") for end in ("", "_low", "_high")
             )
             band = {step: (lows[step], highs[step]) for step in lows}
             lines.append(Line(source, results.color_of(source), values, band))
-            oracle = results.metric("advantage", "all", f"{source}.{learner}.omega_oracle")
+            oracle = results.metric(ADVANTAGE, f"{source}.{learner}.omega_oracle")
             lines.append(Line(f"{source}, oracle", results.color_of(source), oracle, dashed=True))
         scale = log_scale([1.0, *(value for line in lines for value in extent(line))])
         described = f"ability relative to {learner}, with its 95 % interval, by step"
@@ -177,7 +182,7 @@ def estimate(results: Measurements, settings: Settings) -> Rows:
         ("capability_error", "error of capability", first),
         ("oracle_error", "capability minus the oracle's", "the window's estimate minus what the oracle says"),
     ):
-        curves = {agent: results.metric("advantage", "all", f"{agent}.{key}") for agent in results.agents}
+        curves = {agent: results.metric(ADVANTAGE, f"{agent}.{key}") for agent in results.agents}
         described = f"{title}: {difference}, by step"
         errors += panel(title, agent_lines(results, curves), results, described, NUMBER, rules=[Rule(0.0, "")])
     return [panels, errors]
@@ -188,7 +193,7 @@ def groups(results: Measurements, settings: Settings) -> Rows:
     panels = []
     for of, shares in (("problems", GROUP_SHARES), ("best answers", answer_shares(settings.verification))):
         for key, title in shares.items():
-            curves = {agent: results.metric("advantage", "all", f"{agent}.{key}") for agent in results.agents}
+            curves = {agent: results.metric(ADVANTAGE, f"{agent}.{key}") for agent in results.agents}
             lines = agent_lines(results, curves)
             top = max([0.05, *(value for line in lines for value in line.values.values())])
             described = f"share of {of}: {title}, by step"
@@ -200,12 +205,12 @@ def sampler(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
     """Difference between the sampler's and the trainer's log-probabilities, and the effective sample size left."""
     panels = []
     for key, title in (("mean", "mean difference"), ("p99", "99th percentile"), ("max", "largest difference")):
-        curves = {agent: results.metric("generate", agent, f"sampler_difference_{key}") for agent in results.agents}
+        curves = {agent: results.metric(GENERATE, f"sampler_difference_{key}", agent) for agent in results.agents}
         positive = {agent: {s: v for s, v in curve.items() if v > 0} for agent, curve in curves.items()}
         lines = agent_lines(results, positive)
         scale = log_scale([value for line in lines for value in line.values.values()], decades=True)
         panels += panel(title, lines, results, f"{title} of log-probabilities by step, in nats", POWER, scale)
-    sizes = agent_lines(results, {agent: results.metric("generate", agent, "sampler_ess") for agent in results.agents})
+    sizes = agent_lines(results, {agent: results.metric(GENERATE, "sampler_ess", agent) for agent in results.agents})
     scale = linear_scale([1.0, *(value for line in sizes for value in line.values.values())], low=0.0)
     return [
         panels,
@@ -216,7 +221,7 @@ def sampler(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
 def optimizer(results: Measurements, settings: Settings) -> Rows:
     """Gradient norm and loss."""
     norms, losses = (
-        agent_lines(results, {agent: results.metric("update", agent, key) for agent in results.agents})
+        agent_lines(results, {agent: results.metric(UPDATE, key, agent) for agent in results.agents})
         for key in ("grad_norm", "loss")
     )
     largest = settings.optimizer.max_grad_norm

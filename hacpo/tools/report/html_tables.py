@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from hacpo.artifacts.tables import WHOLE_STEP
+from hacpo.pipeline.catalogue import ADVANTAGE, EVALUATE, GENERATE, SIDE_GENERATE, UPDATE, StageSpec
 from hacpo.settings.root import Settings
 from hacpo.tools.report.collect import STAGES, Measurements
 from hacpo.tools.report.markup import parts
@@ -19,27 +21,27 @@ def named(results: Measurements, agent: str) -> Markup:
 def cost(results: Measurements) -> Markup:
     """Rollouts, tokens, updates and memory per agent and in all."""
     evaluation = [
-        sum(value for key, value in _added(results, "evaluate", agent).items() if key.endswith(".tokens"))
+        sum(value for key, value in _added(results, EVALUATE, agent).items() if key.endswith(".tokens"))
         for agent in results.agents
     ]
     rows = [
         [title, *(count(value) if value else "" for value in values), count(sum(values))]
         for title, values in (
-            ("rollouts sampled", [results.total("generate", agent, "rollouts") for agent in results.agents]),
-            ("tokens sampled", [results.total("generate", agent, "tokens") for agent in results.agents]),
+            ("rollouts sampled", [results.total(GENERATE, "rollouts", agent) for agent in results.agents]),
+            ("tokens sampled", [results.total(GENERATE, "tokens", agent) for agent in results.agents]),
             *(
                 (
                     f"{what} of side samples, for capability",
-                    [results.total("side_generate", a, key) for a in results.agents],
+                    [results.total(SIDE_GENERATE, key, agent) for agent in results.agents],
                 )
                 for what, key in (("rollouts", "rollouts"), ("tokens", "tokens"))
             ),
             (
                 "tokens of their prompts",
-                [results.total("generate", agent, "prompt_tokens") for agent in results.agents],
+                [results.total(GENERATE, "prompt_tokens", agent) for agent in results.agents],
             ),
-            ("tokens learned from", [results.total("update", agent, "tokens") for agent in results.agents]),
-            ("updates", [results.total("update", agent, "updates") for agent in results.agents]),
+            ("tokens learned from", [results.total(UPDATE, "tokens", agent) for agent in results.agents]),
+            ("updates", [results.total(UPDATE, "updates", agent) for agent in results.agents]),
             ("tokens sampled in evaluations", evaluation),
         )
         if sum(values)
@@ -49,8 +51,8 @@ def cost(results: Measurements) -> Markup:
 
 def times(results: Measurements) -> Markup:
     """Seconds per stage and agent, and the most memory that each agent's processes took."""
-    columns = [*results.agents, "all"]
-    spent = {stage: [results.total(stage, agent, "seconds") for agent in columns] for stage in STAGES}
+    columns = [*results.agents, WHOLE_STEP]
+    spent = {stage.name: [results.total(stage, "seconds", agent) for agent in columns] for stage in STAGES}
     everything = sum(map(sum, spent.values()))
     if not everything:
         return Markup()
@@ -75,9 +77,7 @@ def shares(results: Measurements, settings: Settings) -> Markup:
     titles = GROUP_SHARES | answer_shares(settings.verification)
     rows = []
     for agent in results.agents:
-        curves = {
-            key: results.metric("advantage", "all", f"{agent}.{key}") for key in ("live_groups", "groups", *titles)
-        }
+        curves = {key: results.metric(ADVANTAGE, f"{agent}.{key}") for key in ("live_groups", "groups", *titles)}
         if not curves["groups"]:
             continue
         step = max(curves["groups"])
@@ -88,11 +88,11 @@ def shares(results: Measurements, settings: Settings) -> Markup:
     return Markup(parts().grid(header, rows, "Baselines in the latest step", "numeric") if rows else "")
 
 
-def _added(results: Measurements, stage: str, agent: str) -> dict[str, float]:
+def _added(results: Measurements, stage: StageSpec, agent: str) -> dict[str, float]:
     """A stage's metrics of one agent, added up over all steps."""
     total: dict[str, float] = {}
-    for (name, _, owner), values in sorted(results.metrics.items()):
-        if (name, owner) == (stage, agent):
+    for (recorded, _, owner), values in results.metrics.items():
+        if (recorded, owner) == (stage, agent):
             for key, value in values.items():
                 total[key] = total.get(key, 0.0) + value
     return total

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from hacpo.evaluation.measure import measure
+from hacpo.pipeline.catalogue import GENERATE, SIDE_GENERATE
 from hacpo.settings.agents import AgentSampling
 from hacpo.settings.root import Settings
 from hacpo.tools.report import held_out
@@ -91,12 +92,12 @@ def _digest(text: str) -> str:
 def _totals(results: Measurements) -> dict[str, float]:
     """Rollouts and tokens of all agents, and rollouts of their side samples."""
     keys = {
-        "rollouts": ("generate", "rollouts"),
-        "tokens": ("generate", "tokens"),
-        "side": ("side_generate", "rollouts"),
+        "rollouts": (GENERATE, "rollouts"),
+        "tokens": (GENERATE, "tokens"),
+        "side": (SIDE_GENERATE, "rollouts"),
     }
     return {
-        name: sum(results.total(stage, agent, key) for agent in results.agents) for name, (stage, key) in keys.items()
+        name: sum(results.total(stage, key, agent) for agent in results.agents) for name, (stage, key) in keys.items()
     }
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 from typing import Any
 
+from hacpo.pipeline.catalogue import GENERATE, SIDE_GENERATE
 from hacpo.settings.root import Settings
 from hacpo.tools.report.collect import Measurements
 
@@ -37,13 +38,13 @@ def metrics(results: Measurements, settings: Settings) -> dict[str, Any]:
             common = set.intersection(*(set(curve) for curve in curves.values()))
             means = [sum(curve[step].mean for curve in curves.values()) / len(curves) for step in sorted(common)]
             accuracy[name] |= {"(best)": _rounded(max(means))} if means else {}
-    side = round(sum(results.total("side_generate", agent, "rollouts") for agent in results.agents))
+    side = round(sum(results.total(SIDE_GENERATE, "rollouts", agent) for agent in results.agents))
     return {
         **accuracy,
         **({"side_rollouts": side} if side else {}),
         "steps": results.steps_trained,
-        "rollouts": round(sum(results.total("generate", agent, "rollouts") for agent in results.agents)),
-        "tokens": round(sum(results.total("generate", agent, "tokens") for agent in results.agents)),
+        "rollouts": round(sum(results.total(GENERATE, "rollouts", agent) for agent in results.agents)),
+        "tokens": round(sum(results.total(GENERATE, "tokens", agent) for agent in results.agents)),
         "seconds": round(sum(values.get("seconds", 0.0) for values in results.metrics.values()), 1),
     }
 
