@@ -11,7 +11,7 @@ from hacpo.pipeline.catalogue import UPDATE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
-from hacpo.pipeline.noted import POLICY, stage_metrics
+from hacpo.pipeline.noted import POLICY, POLICY_CONFIG, stage_metrics
 from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def update(stage: Stage) -> None:
     import torch
 
     from hacpo.algorithm.updates import plan_updates, shuffle_seed
-    from hacpo.engines.models.checkpoint import policy_hash, resolve_device, save_model
+    from hacpo.engines.models.checkpoint import resolve_device, save_model
     from hacpo.engines.training.trainer import Trainer
     from hacpo.engines.training.world import joined
 
@@ -75,10 +75,10 @@ def update(stage: Stage) -> None:
         with stage.replacing(tables.CHECKPOINT) as checkpoint, stage.replacing(tables.TRACE):
             save_model(trainer.model, checkpoint, like=before, weights=weights)
             trainer.save(checkpoint / "trainer")
-            stage.policy = policy_hash(checkpoint)
+            policy = stage.note_policy(checkpoint)
             stage.write(tables.TRACE, trace)
     if stage.in_place and not shards:
-        stage.session.models.keep(agent, stage.policy, settings.engine, model)
+        stage.session.models.keep(agent, policy, settings.engine, model)
     stage.metrics |= metrics
     stage.metrics |= {"updates": len(plan.rows), "tokens": sum(pool.table["learner_tokens"].to_pylist())}
     stage.summary = _summary(stage)
@@ -165,7 +165,7 @@ def _launched(stage: Stage) -> None:
     settings = stage.pipeline.settings
     launch(settings, stage.pipeline.root, arguments, stage.session.progress, stage.title)
     written = stage_metrics(stage.outputs, stage.spec, stage.step, stage.mine, strict=True)
-    stage.policy = written.pop(POLICY, None)
+    stage.policy, stage.policy_config = (written.pop(key, None) for key in (POLICY, POLICY_CONFIG))
     stage.metrics |= written | {"processes": settings.launcher.world_size}
     stage.summary = f"{_summary(stage)}, {settings.launcher.world_size} processes"
 

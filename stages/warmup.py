@@ -13,7 +13,6 @@ def warmup(stage: Stage) -> None:
     """Write checkpoints/step=0000/agent=<name>: train a tiny model (--limit N: for N steps), or take a model from a
     folder or the hub."""
     from hacpo.artifacts.tables import CHECKPOINT
-    from hacpo.artifacts.weights import policy_hash
     from hacpo.engines.models.adapter import check_adapter
 
     agent = stage.mine
@@ -43,7 +42,7 @@ def warmup(stage: Stage) -> None:
                 limit=stage.limit,
             )
             stage.summary = f"made from scratch, final loss {stage.metrics['loss']:.3f}"
-        stage.policy = policy_hash(scratch)
+        stage.note_policy(scratch)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import polars as pl
 
 UPDATE = ["update", "pipelines/small", "--step", 2, "--agent", "ada"]
 TWO = ["--set", "launcher={processes: 2}"]
-SAME = ("loss", "grad_norm", "updates", "own.ratio_mean", "cross.clipped")
+SAME = ("policy", "policy_config", "loss", "grad_norm", "updates", "own.ratio_mean", "cross.clipped")
 HALVES = "optimizer.micro_batch_size=8"
 """The fixture's updates see 16 responses: two micro-batches, one for each process."""
 

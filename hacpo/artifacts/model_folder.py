@@ -7,6 +7,7 @@ anybody's file on to whoever gets the checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts.links import leads_to_object
-from hacpo.artifacts.text_files import load_json
-from hacpo.artifacts.weights import WEIGHT_SUFFIXES, holds_adapter
+from hacpo.artifacts.text_files import load_json, read_bytes
+from hacpo.artifacts.weights import ADAPTER_FILES, WEIGHT_SUFFIXES, holds_adapter, is_weights
 from hacpo.errors import ModelError, first_line
+
+_PAPERS = ("README.md", "LICENSE*", "LICENCE*", "NOTICE*", "COPYING*", "USE_POLICY*")
+"""Patterns of the names of files for people."""
 
 MODEL_FILES = (
     "*.safetensors",
@@ -40,12 +44,7 @@ MODEL_FILES = (
     "*processor_config.json",
     "adapter_config.json",
     "adapter_base.json",
-    "README.md",
-    "LICENSE*",
-    "LICENCE*",
-    "NOTICE*",
-    "COPYING*",
-    "USE_POLICY*",
+    *_PAPERS,
 )
 """Patterns of the names of a model's files."""
 
@@ -113,6 +112,31 @@ def check_checkpoint(folder: Path) -> None:
                 found=f"a link to {path.readlink()}" if stat.S_ISLNK(mode) else "no regular file",
                 remedy="put a copy in its place if it belongs to the model, else remove it",
             )
+
+
+def config_files(folder: Path) -> list[Path]:
+    """What beside its weights a model folder has libraries read, by name: config, generation config, tokenizer and chat
+    template. Of an adapter only what its policy leaves out (`weights.policy_files`)."""
+    return [
+        file
+        for file in sorted(folder.iterdir())
+        if is_model_file(file.name)
+        and not any(fnmatchcase(file.name, pattern) for pattern in _PAPERS)
+        and not (is_weights(file) or file.name in ADAPTER_FILES)
+        and file.is_file()
+    ]
+
+
+def config_hash(folder: Path) -> str:
+    """SHA-256 of what `sha256sum` prints of the `config_files`, in the order of the bytes of their names.
+
+    The same weights compute something else with another config, and read another text with another tokenizer.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    sums = [f"{hashlib.sha256(read_bytes(file)).hexdigest()}  {file.name}\n" for file in config_files(folder)]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def indexed_weights(folder: Path) -> list[str]:

@@ -16,6 +16,12 @@ from hacpo.pipeline.catalogue import StageSpec
 POLICY = "policy"
 """Key, among a stage's numbers, of the hash of the weights in the checkpoint that it made."""
 
+POLICY_CONFIG = "policy_config"
+"""Of the hash of what libraries read beside them."""
+
+TEXTS = (POLICY, POLICY_CONFIG)
+"""Keys of what is no number."""
+
 
 class NotedError(ValueError):
     """A file does not hold what it should.
@@ -57,8 +63,8 @@ def noted(path: Path, *, strict: bool = False) -> dict[str, Any]:
 def stage_metrics(
     layout: Layout, stage: StageSpec, step: int, agent: str = "", *, strict: bool = False
 ) -> dict[str, Any]:
-    """What a stage's metrics file says: its numbers, and of a checkpoint's maker the `POLICY`; arguments and errors as
-    for `noted`.
+    """What a stage's metrics file says: its numbers, and of a checkpoint's maker its `TEXTS`; arguments and errors
+    as for `noted`.
 
     Args:
         agent: whose; of a stage that serves all agents at once, nobody's.

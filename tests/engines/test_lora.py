@@ -182,6 +182,17 @@ def test_a_changed_base_is_found_and_refused(copy: Path, cli: Cli) -> None:
     assert "its weights are not those that this adapter belongs to" in refused.error
 
 
+def test_a_base_with_another_config_is_refused(copy: Path, cli: Cli) -> None:
+    config = json.loads((START / "config.json").read_text())
+    (START / "config.json").unlink()  # a link to the model that the agent started from
+    (START / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 500}))
+    refused = cli("generate", RUN, "--step", 2, "--agent", "ada", "--out", copy / "out")
+    assert refused.code == 4
+    assert "step=0000/agent=ada: its config, generation config, tokenizer or chat template is not the one" in (
+        refused.error
+    )
+
+
 # --- settings and set-up ---------------------------------------------------------------------------------------------
 
 

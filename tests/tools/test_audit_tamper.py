@@ -774,6 +774,16 @@ def a_policy_noted_for_other_weights(sandbox: Sandbox) -> Named:
 
 
 @case()
+def a_hash_noted_for_another_config(sandbox: Sandbox) -> Named:
+    path = sandbox.artifacts / "metrics/warmup/step=0000/ada.json"
+    noted = json.loads(path.read_text())
+    other = json.loads((sandbox.artifacts / "metrics/warmup/step=0000/bo.json").read_text())["policy_config"]
+    path.write_text(json.dumps({**noted, "policy_config": other}, indent=2, sort_keys=True) + "\n")
+    right = noted["policy_config"]
+    return Named("policy", "metrics/warmup/step=0000/ada.json", column="policy_config", expected=right, found=other)
+
+
+@case()
 def a_dropped_metrics_file(sandbox: Sandbox) -> Named:
     (sandbox.artifacts / "metrics/update/step=0001/ada.json").unlink()
     return Named("metrics", "metrics/update/step=0001/ada.json", found="no such file")

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.durability import flushing
+from hacpo.artifacts.model_folder import config_hash
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Artifact, step_dir
+from hacpo.artifacts.weights import policy_hash
 from hacpo.engines.training.processes import launched, leads
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
 from hacpo.pipeline.catalogue import RESOLVE, StageSpec, Use, maker_of
@@ -24,8 +26,8 @@ from hacpo.pipeline.declared import DeclaredLayout
 from hacpo.pipeline.execution.launching import LineProgress
 from hacpo.pipeline.execution.session import ConsoleProgress, Session
 from hacpo.pipeline.locking.locks import stage_lock
-from hacpo.pipeline.noted import POLICY
-from hacpo.pipeline.policies import check_policy
+from hacpo.pipeline.noted import POLICY, POLICY_CONFIG
+from hacpo.pipeline.policies import check_config, check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.elsewhere import checkpoint_command
 from hacpo.settings import params
@@ -60,6 +62,8 @@ class Stage:
     metrics: dict[str, float] = field(default_factory=dict)
     policy: str | None = None
     """Hash of the weights in the checkpoint that the stage has made: it stands in the metrics file too."""
+    policy_config: str | None = None
+    """Hash of what libraries read beside them, likewise."""
     summary: str = "done"
     started: float = field(default_factory=time.perf_counter)
     remarks: Callable[[], Iterable[str]] = tuple
@@ -187,8 +191,14 @@ class Stage:
             rows_per_shard=rows_per_shard,
         )
 
+    def note_policy(self, checkpoint: Path) -> str:
+        """Have the metrics say what the checkpoint holds that the stage has made; returns the hash of its weights."""
+        self.policy, self.policy_config = policy_hash(checkpoint), config_hash(checkpoint)
+        return self.policy
+
     def check_policy(self, step: int, policy: str | None = None) -> None:
-        """Refuse the agent's checkpoint of a step if its weights (hash: `policy`) are not the run's; see `policies`."""
+        """Refuse the agent's checkpoint of a step if its weights (hash: `policy`), or what is read beside them, are not
+        the run's; see `policies`."""
         assert self.agent is not None
         check_policy(self.pipeline, step, self.agent, policy, remembered=self.in_place)
 
@@ -197,15 +207,17 @@ class Stage:
         return self.session.models.tokenizer(self.start(agent))
 
     def start(self, agent: str) -> Path:
-        """The folder of an agent's first checkpoint.
+        """The folder of an agent's first checkpoint, for its config and tokenizer.
 
         Raises:
             MissingInputError: it is not there yet.
+            ArtifactError: they are not those that the run's files were made with.
         """
         folder = self.checkpoint(0, agent)
         if not folder.is_dir():
             made_by = checkpoint_command(self.pipeline, 0, agent)
             raise MissingInputError("the checkpoint is missing", where=folder, remedy=f"run `{made_by}`")
+        check_config(self.pipeline, 0, agent)
         return folder
 
 
@@ -297,7 +309,8 @@ def open_stage(
         if gpu := _gpu():
             stage.metrics.setdefault("peak_gpu_memory_mib", round(gpu.max_memory_allocated() / 2**20, 1))
         if spec.metrics and leads():
-            made = {} if stage.policy is None else {POLICY: stage.policy}
+            made = {POLICY: stage.policy, POLICY_CONFIG: stage.policy_config}
+            made = {key: value for key, value in made.items() if value is not None}
             storage.write_json(stage.outputs.metrics(spec.name, step, agent or ""), {**stage.metrics, **made})
             if made and stage.in_place:
                 stage.check_policy(step, stage.policy)

@@ -79,7 +79,7 @@ def finished_steps(pipeline: Pipeline) -> int:
 
 def _is_done(pipeline: Pipeline, step: int, stage: StageSpec, agent: str, output: Path) -> bool:
     """Whether an output is there, or is a checkpoint that may be missing because the next step has begun from it. One
-    with other weights than this run's is not done."""
+    with other weights, or another config or tokenizer, than this run's is not done."""
     if stage.makes(CHECKPOINT) and holds_others(pipeline.layout, step, agent):
         return False
     if output.exists() or not stage.makes(CHECKPOINT) or step in (0, pipeline.settings.steps):
@@ -157,9 +157,7 @@ def print_status(pipeline: Pipeline) -> None:
     for agent in settings.agents:
         others = [step for step in checkpoints_there(layout, agent) if holds_others(layout, step, agent)]
         if others:
-            line = (
-                f"checkpoints of {agent}: not the weights that this run's files were made with: steps {ranges(others)}"
-            )
+            line = f"checkpoints of {agent}: not those that this run's files were made with: steps {ranges(others)}"
             console.print(line, highlight=False, soft_wrap=True, markup=False)
     for agent, pruned in read_record(layout).items():
         size = mebibytes(sum(entry.bytes for entry in pruned.values()))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.model_folder import read_mapping
+from hacpo.artifacts.model_folder import config_hash, read_mapping
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError, HacpoError
@@ -85,6 +85,12 @@ class AuditRun:
             with contextlib.suppress(HacpoError, OSError):
                 self.policies[step, agent] = policy_hash(self.layout.checkpoint(step, agent))
         return self.policies[step, agent]
+
+    def policy_config(self, step: int, agent: str) -> str | None:
+        """Hash of what a checkpoint has libraries read beside its weights; None if it is not there."""
+        with contextlib.suppress(OSError):
+            return config_hash(self.layout.checkpoint(step, agent))
+        return None
 
     @functools.cached_property
     def pruned(self) -> dict[str, dict[int, Pruned]]:

@@ -24,7 +24,7 @@ from hacpo.artifacts.tables import (
     Table,
 )
 from hacpo.pipeline.catalogue import ADVANTAGE, PIPELINE, Use, maker_of, step_stages
-from hacpo.pipeline.noted import POLICY, stage_metrics
+from hacpo.pipeline.noted import POLICY, POLICY_CONFIG, stage_metrics
 from hacpo.tools.audit.advantages import capability_metrics, check_advantages, check_capability
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.checkpoints import check_checkpoint
@@ -204,15 +204,19 @@ def check_models(run: AuditRun, step: int, presence: Presence, sets: Mapping[str
 
 
 def _check_policy(run: AuditRun, step: int, agent: str) -> None:
-    """The weights have the hash that the stage which made them noted in its metrics."""
+    """Weights, and what is read beside them, have the hashes that the stage which made them noted in its metrics."""
     pruned = run.pruned.get(agent, {}).get(step)
-    policy = run.policy(step, agent) if pruned is None else pruned.policy
     maker = maker_of(CHECKPOINT, step)
-    metrics = stage_metrics(run.layout, maker, step, agent)
-    # What is no metrics file is a finding of other checks; runs made by earlier versions note no hash.
-    if policy is not None and metrics.get(POLICY, policy) != policy:
-        path, note = run.layout.metrics(maker.name, step, agent), f"SHA-256 of the weights after step {step}"
-        run.find("policy", path, column=POLICY, expected=policy, found=metrics[POLICY], note=note)
+    path, metrics = run.layout.metrics(maker.name, step, agent), stage_metrics(run.layout, maker, step, agent)
+    hashed = {
+        POLICY: (run.policy(step, agent) if pruned is None else pruned.policy, "the weights"),
+        POLICY_CONFIG: (run.policy_config(step, agent), "what is read beside the weights,"),
+    }
+    # What is no metrics file is a finding of other checks; runs made by earlier versions note less.
+    for key, (policy, what) in hashed.items():
+        if policy is not None and metrics.get(key, policy) != policy:
+            note = f"SHA-256 of {what} after step {step}"
+            run.find("policy", path, column=key, expected=policy, found=metrics[key], note=note)
 
 
 def _missing_evaluation(run: AuditRun, step: int, agent: str) -> None:

@@ -17,7 +17,7 @@ from hacpo.errors import ArtifactError
 from hacpo.evaluation.metrics import Estimate
 from hacpo.evaluation.values import best_step, change, estimate, read_values
 from hacpo.pipeline.catalogue import PIPELINE, PREPARE, StageSpec
-from hacpo.pipeline.noted import POLICY, stage_metrics
+from hacpo.pipeline.noted import TEXTS, stage_metrics
 from hacpo.settings.series import Series
 from hacpo.verifying.judgement import Given, Outcome
 
@@ -229,7 +229,7 @@ def _read_metrics(
             continue
         try:
             values = stage_metrics(layout, stage, step, name, strict=True)
-            metrics[stage, step, name] = {key: float(value) for key, value in values.items() if key != POLICY}
+            metrics[stage, step, name] = {key: float(value) for key, value in values.items() if key not in TEXTS}
         except (ValueError, TypeError, OverflowError):
             raise ArtifactError(
                 "is no flat JSON object of numbers", where=path, remedy=f"repeat the {stage.name} stage"
