@@ -65,10 +65,10 @@ def _fill(forks: Forks, golden: Golden, trial: Trial, kind: str) -> None:
     before, after = _needed(golden.fresh), _needed(golden.finished)
     at = 0 if kind == _ROOM else 1
     step = max(1, (after[at] - before[at]) // trial.dice.randrange(12, 20))
-    limit = before[at] + trial.dice.randrange(step)
+    limit = before[at] + trial.dice.randrange(step) + (65536 if kind == _ROOM else 20)
     disk = trial.folder / "disk"
     name = "size" if kind == _ROOM else "nr_inodes"
-    with _disk(disk, f"{name}={limit + (65536 if kind == _ROOM else 20)}"):
+    with _disk(disk, f"{name}={limit}"):
         shutil.copytree(golden.fresh, disk, symlinks=True, dirs_exist_ok=True)
         for number in range(_MOST_TRIES):
             done = starved.hacpo(forks, disk, *_RUN)
