@@ -888,6 +888,8 @@ def test_numbers_are_written_for_readers() -> None:
         "1.07×10⁻⁷",
         "−0.5000",
     ]
+    assert [scales.number(value) for value in (float("inf"), float("-inf"), float("nan"))] == ["inf", "−inf", "nan"]
+    assert scales.seconds(float("inf")) == "inf\u00a0s"
     assert scales.percent(0.82250001) == scales.percent(0.8225) == "82.3\u00a0%"
     assert scales.points(-0.0125) == "−1.3"
     assert [scales.short_count(value) for value in (950, 1.5e4, 2.34e6)] == ["950", "15\u00a0k", "2.34\u00a0M"]

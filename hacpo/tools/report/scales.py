@@ -47,7 +47,10 @@ def points(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits; very small and very large numbers as a power of ten."""
+    """Four significant digits; very small and very large numbers as a power of ten; `inf` and `nan`, which a file that
+    was handed over may hold."""
+    if not math.isfinite(value):
+        return _signed(str(value))
     if value == 0 or 1e-4 <= abs(value) < 1e7:
         digits = 4 if abs(value) < 1e4 else len(str(int(abs(value))))
         return _signed(f"{float(f'{value:.{digits}g}'):,.{_places(value, digits)}f}")
@@ -74,6 +77,8 @@ def short_count(value: float, full_below: float = 1e4) -> str:
 
 def seconds(value: float) -> str:
     """`3 h 20 min`, `4 min 05 s`, `12.3 s`."""
+    if not math.isfinite(value):
+        return f"{value}\N{NO-BREAK SPACE}s"
     if value >= 3600:
         return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min".replace(" ", "\N{NO-BREAK SPACE}")
     if value >= 60:
