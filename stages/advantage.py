@@ -80,7 +80,7 @@ def advantage(
     stage.metrics |= capability_summary(rows, settings.algorithm.capability, share=settings.algorithm.rollouts.share)
     stage.summary = ", ".join(f"{row.agent} {row.capability:.3f}" for row in rows)
     if whole_run:
-        stage.remarks = lambda: lessons.remarks(stage.pipeline, step)
+        stage.remarks = lessons.remarks
 
 
 def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None:
@@ -92,7 +92,7 @@ def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None
 
     settings, agents, step = stage.settings.algorithm.capability, list(stage.settings.agents), stage.step
     if settings.oracle_table is not None:
-        return capabilities_of_step(stage.pipeline.root / settings.oracle_table, step, agents)
+        return capabilities_of_step(stage.root / settings.oracle_table, step, agents)
     if settings.oracle_samples is None:
         return None
     capabilities = {}

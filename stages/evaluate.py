@@ -2,113 +2,131 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hacpo.pipeline.catalogue import EVALUATE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
-from hacpo.pipeline.records.elsewhere import checkpoint_command
+
+if TYPE_CHECKING:
+    from hacpo.artifacts.tables import Row
+    from hacpo.engines.interface import SampledResponse, Sampler
+    from hacpo.tokens.tokenizers import ChatTokenizer
+    from hacpo.verifying.verifier import Request, Verdict
+
+Asked = Sequence[tuple["Row", int]]
+"""The problems of a benchmark, each with the number of a response to it."""
 
 
 @stage_command(EVALUATE)
 def evaluate(stage: Stage) -> None:
     """Write evaluations/step=<step>/agent=<name>; step 0 is the start."""
     from hacpo.artifacts import tables
-    from hacpo.engines.from_checkpoint import open_engine, open_tokenizer
-    from hacpo.engines.interface import SamplingParameters, SamplingRequest
-    from hacpo.engines.response_store import SavingSampler
-    from hacpo.evaluation.metrics import summary
-    from hacpo.seeds import derive_seed
-    from hacpo.tokens.prompts import check_template, prompt_token_ids
-    from hacpo.verifying.verifier import Request, Verdict, Verifier, check_error_rate
+    from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
+    from hacpo.verifying.verifier import Verifier, check_error_rate
 
-    step, agent = stage.step, stage.mine
-    settings, mine = stage.settings, stage.settings.agents[agent]
+    settings = stage.settings
     columns: dict[str, list[Any]] = {name: [] for name in tables.EVALUATIONS.schema.names}
     judged: list[Verdict] = []
     # First of all: a reward function that cannot be used must not cost the sampling.
-    with Verifier(settings.verification, stage.pipeline.root) as verifier:
-        checkpoint = stage.checkpoint(step)
-        made_by = checkpoint_command(stage.pipeline, step, agent)
-        tokenizer = open_tokenizer(stage.session.models, checkpoint, made_by)
-        check_template(tokenizer, agent, mine.prompt)
-        engine = open_engine(
-            stage.session.models,
-            agent,
-            checkpoint,
-            settings.engine,
-            made_by,
-            stage.pipeline.folder,
-            stage.outputs.merged(f"{agent}-{stage.name}"),
-        )
-        stage.check_policy(step, engine.policy)
-        sampler = SavingSampler(
-            engine.sampler, engine.policy, settings.engine, stage.outputs.saved(tables.EVALUATIONS.name, step, agent)
-        )
+    with Verifier(settings.verification, stage.root) as verifier:
+        tokenizer = open_asking_tokenizer(stage, stage.step)
+        engine, sampler = open_sampler(stage, stage.step, tables.EVALUATIONS)
         for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
             problems = stage.read(tables.PROBLEMS, benchmark.data).slice(0, stage.limit).to_pylist()
             asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
-            prompts = {problem["problem_id"]: prompt_token_ids(tokenizer, problem, mine.prompt) for problem in problems}
-            responses = sampler.sample(
-                [
-                    SamplingRequest(
-                        prompts[problem["problem_id"]],
-                        # Not the step's number: the same random streams at every step make curves comparable.
-                        derive_seed(settings.seed, stage.name, name, agent, problem["problem_id"], sample),
-                    )
-                    for problem, sample in asked
-                ],
-                SamplingParameters(
-                    benchmark.temperature,
-                    benchmark.max_new_tokens or mine.sampling.max_new_tokens,
-                    benchmark.top_p,
-                    benchmark.top_k,
-                    mine.sampling.stop,
-                ),
-                stage.progress,
-            )
-            texts = [engine.tokenizer.decode(response.token_ids) for response in responses]
-            verdicts = verifier.verify(
-                [
-                    Request(
-                        f"{problem['problem_id']}/{sample}",
-                        text,
-                        response.finish_reason,
-                        problem["answer"],
-                        problem,
-                    )
-                    for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
-                ]
-            )
-            answered: dict[str, list[Any]] = {
-                "benchmark": [name] * len(asked),
-                "problem_id": [problem["problem_id"] for problem, _ in asked],
-                "sample": [sample for _, sample in asked],
-                "text": texts,
-                "token_count": [len(response.token_ids) for response in responses],
-                "finish_reason": [response.finish_reason for response in responses],
-                **{
-                    column: [getattr(verdict, column) for verdict in verdicts]
-                    for column in ("reward", "verdict", "extracted", "message")
-                },
-            }
-            for column, values in answered.items():
+            responses = _answers(stage, name, asked, tokenizer, sampler)
+            texts = [tokenizer.decode(response.token_ids) for response in responses]
+            verdicts = verifier.verify(_requests(asked, texts, responses))
+            for column, values in _columns(name, asked, texts, responses, verdicts).items():
                 columns[column] += values
             judged += verdicts
-            starts = range(0, len(asked), benchmark.samples)
-            each = [verdicts[start : start + benchmark.samples] for start in starts]
-            numbers = summary(each, votes=settings.verification.is_math)
-            stage.metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
-            stage.metrics[f"{name}.tokens"] = sum(answered["token_count"])
+            stage.metrics |= {f"{name}.{key}": value for key, value in _numbers(stage, name, verdicts).items()}
+            stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
     engine.rest()
     stage.metrics |= engine.metrics
     stage.write(tables.EVALUATIONS, columns, rows_per_shard=settings.storage.rows_per_shard)
     sampler.forget()
-    check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(step, agent))
+    check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(stage.step, stage.mine))
     stage.summary = ", ".join(
         f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks
     )
+
+
+def _answers(
+    stage: Stage, name: str, asked: Asked, tokenizer: ChatTokenizer, sampler: Sampler
+) -> list[SampledResponse]:
+    """The agent's responses to a benchmark."""
+    from hacpo.engines.interface import SamplingParameters, SamplingRequest
+    from hacpo.seeds import derive_seed
+    from hacpo.tokens.prompts import prompt_token_ids
+
+    settings = stage.settings
+    agent, benchmark = settings.agents[stage.mine], settings.evaluation.benchmarks[name]
+    prompts = {
+        problem["problem_id"]: prompt_token_ids(tokenizer, problem, agent.prompt)
+        for problem, sample in asked
+        if sample == 0
+    }
+    requests = [
+        SamplingRequest(
+            prompts[problem["problem_id"]],
+            # Not the step's number: the same random streams at every step make curves comparable.
+            derive_seed(settings.seed, stage.name, name, stage.mine, problem["problem_id"], sample),
+        )
+        for problem, sample in asked
+    ]
+    parameters = SamplingParameters(
+        benchmark.temperature,
+        benchmark.max_new_tokens or agent.sampling.max_new_tokens,
+        benchmark.top_p,
+        benchmark.top_k,
+        agent.sampling.stop,
+    )
+    return sampler.sample(requests, parameters, stage.progress)
+
+
+def _requests(asked: Asked, texts: Sequence[str], responses: Sequence[SampledResponse]) -> list[Request]:
+    """What the verifier is asked."""
+    from hacpo.verifying.verifier import Request
+
+    return [
+        Request(f"{problem['problem_id']}/{sample}", text, response.finish_reason, problem["answer"], problem)
+        for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
+    ]
+
+
+def _columns(
+    name: str,
+    asked: Asked,
+    texts: Sequence[str],
+    responses: Sequence[SampledResponse],
+    verdicts: Sequence[Verdict],
+) -> dict[str, list[Any]]:
+    """The benchmark's rows of the table, [A] with A = P * samples."""
+    return {
+        "benchmark": [name] * len(asked),
+        "problem_id": [problem["problem_id"] for problem, _ in asked],
+        "sample": [sample for _, sample in asked],
+        "text": list(texts),
+        "token_count": [len(response.token_ids) for response in responses],
+        "finish_reason": [response.finish_reason for response in responses],
+        **{
+            column: [getattr(verdict, column) for verdict in verdicts]
+            for column in ("reward", "verdict", "extracted", "message")
+        },
+    }
+
+
+def _numbers(stage: Stage, name: str, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """The benchmark's metrics, from the verdicts on its answers by problem and sample."""
+    from hacpo.evaluation.metrics import summary
+
+    samples = stage.settings.evaluation.benchmarks[name].samples
+    by_problem = [verdicts[start : start + samples] for start in range(0, len(verdicts), samples)]
+    return summary(by_problem, votes=stage.settings.verification.is_math)
 
 
 if __name__ == "__main__":

@@ -7,65 +7,46 @@ engine sampled them; what that engine said itself is in `sampler_logprobs`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hacpo.pipeline.catalogue import GENERATE, SIDE_GENERATE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
-from hacpo.pipeline.records.elsewhere import checkpoint_command
+
+if TYPE_CHECKING:
+    from hacpo.engines.interface import SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse
+    from hacpo.tokens.tokenizers import ChatTokenizer
+
+Key = tuple[str, int]
+"""A problem's id, and which of the responses to it."""
 
 
 @stage_command(GENERATE, side=SIDE_GENERATE)
 def generate(stage: Stage) -> None:
     """Write rollouts/step=<step>/agent=<name>; with --side, side_rollouts/step=<step>/agent=<name>."""
-    from hacpo.algorithm.rollouts import rollout_id
-    from hacpo.algorithm.sampler_correction import sampler_metrics
-    from hacpo.algorithm.support import to_column
     from hacpo.artifacts import tables
-    from hacpo.engines.from_checkpoint import open_engine, open_tokenizer
-    from hacpo.engines.interface import SamplingParameters, SamplingRequest, rescored
-    from hacpo.engines.response_store import SavingSampler
-    from hacpo.errors import SettingsError
+    from hacpo.engines.interface import SamplingRequest, rescored
+    from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
     from hacpo.seeds import derive_seed
-    from hacpo.tokens.prompts import check_template, prompt_token_ids
-    from hacpo.tokens.stopping import stop_string
+    from hacpo.tokens.prompts import prompt_token_ids
 
-    step, agent, side = stage.step, stage.mine, stage.spec.side
-    settings, mine = stage.settings, stage.settings.agents[agent]
-    table = tables.SIDE_ROLLOUTS if side else tables.ROLLOUTS
-    samples = settings.algorithm.capability.oracle_samples if side else settings.responses_per_prompt
-    if samples is None:
-        raise SettingsError("--side needs algorithm.capability.oracle_samples", where=stage.pipeline.folder)
+    step, agent, settings = stage.step, stage.mine, stage.settings
+    table = tables.SIDE_ROLLOUTS if stage.spec.side else tables.ROLLOUTS
+    samples = _responses_per_prompt(stage)
     problems = stage.read(tables.PROMPTS).slice(0, stage.limit).to_pylist()
-    checkpoint = stage.checkpoint(step - 1)
-    made_by = checkpoint_command(stage.pipeline, step - 1, agent)
-    # Before the weights: what a template refuses must not cost loading them.
-    tokenizer = open_tokenizer(stage.session.models, checkpoint, made_by)
-    check_template(tokenizer, agent, mine.prompt)
-    prompts = {row["problem_id"]: prompt_token_ids(tokenizer, row, mine.prompt) for row in problems}
-    engine = open_engine(
-        stage.session.models,
-        agent,
-        checkpoint,
-        settings.engine,
-        made_by,
-        stage.pipeline.folder,
-        stage.outputs.merged(f"{agent}-{stage.name}"),
-    )
-    stage.check_policy(step - 1, engine.policy)
+    tokenizer = open_asking_tokenizer(stage, step - 1)
+    asked = settings.agents[agent].prompt
+    prompts = {row["problem_id"]: prompt_token_ids(tokenizer, row, asked) for row in problems}
+    engine, sampler = open_sampler(stage, step - 1, table)
     keys = [(row["problem_id"], sample) for row in problems for sample in range(samples)]
     requests = [
         SamplingRequest(prompts[problem], derive_seed(settings.seed, stage.name, step, agent, problem, sample))
         for problem, sample in keys
     ]
-    sampling = mine.sampling
-    sampler = SavingSampler(
-        engine.sampler, engine.policy, settings.engine, stage.outputs.saved(table.name, step, agent)
-    )
+    parameters = _parameters(stage)
     begun = time.perf_counter()
-    parameters = SamplingParameters(
-        sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k, sampling.stop, record=True
-    )
     responses = sampler.sample(requests, parameters, stage.progress)
     engine.rest()
     sampled = time.perf_counter()
@@ -75,52 +56,91 @@ def generate(stage: Stage) -> None:
         parameters,
         [response.support for response in responses],
     )
-    logprobs = [response.logprobs for response in behaviour]
     scored = time.perf_counter()
-    texts = [tokenizer.decode(response.token_ids) for response in responses]
-    stage.write(
-        table,
-        {
-            "rollout_id": [rollout_id(step, agent, problem, sample, side=side) for problem, sample in keys],
-            "step": [step] * len(keys),
-            "agent": [agent] * len(keys),
-            "problem_id": [problem for problem, _ in keys],
-            "sample": [sample for _, sample in keys],
-            "prompt_token_ids": [list(request.prompt_token_ids) for request in requests],
-            "token_ids": [response.token_ids for response in responses],
-            "text": texts,
-            "finish_reason": [response.finish_reason for response in responses],
-            "sampler_logprobs": [response.logprobs for response in responses],
-            "logprobs": logprobs,
-            "policy": [engine.policy] * len(keys),
-            "stop_string": [
-                stop_string(
-                    text,
-                    response.token_ids,
-                    response.finish_reason,
-                    stop=sampling.stop,
-                    eos_token_ids=tokenizer.stop_token_ids,
-                )
-                for text, response in zip(texts, responses, strict=True)
-            ],
-            "support": to_column([response.support for response in behaviour]),
-            "support_logprob": [response.support_logprob for response in behaviour],
-        },
-        rows_per_shard=settings.storage.rows_per_shard,
-    )
+    columns = _columns(stage, keys, requests, responses, behaviour, tokenizer)
+    columns["policy"] = [engine.policy] * len(keys)
+    stage.write(table, columns, rows_per_shard=settings.storage.rows_per_shard)
     sampler.forget()
-    tokens = sum(len(response.token_ids) for response in responses)
-    stage.metrics |= {
-        **engine.metrics,
-        "sampling_seconds": round(sampled - begun, 4),
-        "scoring_seconds": round(scored - sampled, 4),
+    stage.metrics |= engine.metrics
+    stage.metrics |= {"sampling_seconds": round(sampled - begun, 4), "scoring_seconds": round(scored - sampled, 4)}
+    stage.metrics |= _numbers(requests, responses, behaviour)
+    stage.summary = f"{len(responses)} rollouts, {stage.metrics['tokens']} tokens"
+
+
+def _responses_per_prompt(stage: Stage) -> int:
+    """G, or S of a side sample."""
+    from hacpo.errors import SettingsError
+
+    if not stage.spec.side:
+        return stage.settings.responses_per_prompt
+    samples = stage.settings.algorithm.capability.oracle_samples
+    if samples is None:
+        raise SettingsError("--side needs algorithm.capability.oracle_samples", where=stage.folder)
+    return samples
+
+
+def _parameters(stage: Stage) -> SamplingParameters:
+    from hacpo.engines.interface import SamplingParameters
+
+    sampling = stage.settings.agents[stage.mine].sampling
+    return SamplingParameters(
+        sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k, sampling.stop, record=True
+    )
+
+
+def _columns(
+    stage: Stage,
+    keys: Sequence[Key],
+    requests: Sequence[SamplingRequest],
+    responses: Sequence[SampledResponse],
+    behaviour: Sequence[ScoredResponse],
+    tokenizer: ChatTokenizer,
+) -> dict[str, Any]:
+    """The table of rollouts but for `policy`, [R] with R = P * samples; `behaviour` is what the training stack says of
+    the tokens."""
+    from hacpo.algorithm.rollouts import rollout_id
+    from hacpo.algorithm.support import to_column
+    from hacpo.tokens.stopping import stop_string
+
+    step, agent, side = stage.step, stage.mine, stage.spec.side
+    stop = stage.settings.agents[agent].sampling.stop
+    texts = [tokenizer.decode(response.token_ids) for response in responses]
+    return {
+        "rollout_id": [rollout_id(step, agent, problem, sample, side=side) for problem, sample in keys],
+        "step": [step] * len(keys),
+        "agent": [agent] * len(keys),
+        "problem_id": [problem for problem, _ in keys],
+        "sample": [sample for _, sample in keys],
+        "prompt_token_ids": [list(request.prompt_token_ids) for request in requests],
+        "token_ids": [response.token_ids for response in responses],
+        "text": texts,
+        "finish_reason": [response.finish_reason for response in responses],
+        "sampler_logprobs": [response.logprobs for response in responses],
+        "logprobs": [response.logprobs for response in behaviour],
+        "stop_string": [
+            stop_string(
+                text, response.token_ids, response.finish_reason, stop=stop, eos_token_ids=tokenizer.stop_token_ids
+            )
+            for text, response in zip(texts, responses, strict=True)
+        ],
+        "support": to_column([response.support for response in behaviour]),
+        "support_logprob": [response.support_logprob for response in behaviour],
+    }
+
+
+def _numbers(
+    requests: Sequence[SamplingRequest], responses: Sequence[SampledResponse], behaviour: Sequence[ScoredResponse]
+) -> dict[str, float]:
+    """Of the metrics, what follows from the rollouts."""
+    from hacpo.algorithm.sampler_correction import sampler_metrics
+
+    return {
         "rollouts": len(responses),
-        "tokens": tokens,
+        "tokens": sum(len(response.token_ids) for response in responses),
         "prompt_tokens": sum(len(request.prompt_token_ids) for request in requests),
         "truncated": sum(response.finish_reason == "length" for response in responses) / len(responses),
-        **sampler_metrics(logprobs, [response.logprobs for response in responses]),
+        **sampler_metrics([response.logprobs for response in behaviour], [response.logprobs for response in responses]),
     }
-    stage.summary = f"{len(responses)} rollouts, {tokens} tokens"
 
 
 if __name__ == "__main__":

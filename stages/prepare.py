@@ -15,10 +15,7 @@ def prepare(stage: Stage) -> None:
     from hacpo.data import problems
 
     settings = stage.settings
-    sets = {
-        name: problems.load(name, source, stage.pipeline.root)[: stage.limit]
-        for name, source in settings.data.sets.items()
-    }
+    sets = {name: problems.load(name, source, stage.root)[: stage.limit] for name, source in settings.data.sets.items()}
     schedule = problems.schedule(
         sets[settings.data.train], steps=settings.steps, prompts=settings.batch.prompts, seed=settings.seed
     )

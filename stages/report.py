@@ -15,7 +15,7 @@ def report(stage: Stage) -> None:
     from hacpo.tools.report import browser, collect, facts, page, summary
 
     layout, outputs = stage.inputs, stage.outputs
-    settings = facts.run_settings(layout, stage.pipeline.settings)
+    settings = facts.run_settings(layout, stage.settings)
     shown = stage.settings.report
     if stage.limit is not None:
         shown = shown.model_copy(update={"problems_per_step": stage.limit})

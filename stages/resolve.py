@@ -22,13 +22,12 @@ def resolve(
 ) -> None:
     """Write settings.json: what every stage reads, key by key, and what DVC tracks."""
     from hacpo.artifacts import storage
-    from hacpo.pipeline.records.stamp_check import check_stamped
     from hacpo.settings import params
 
     if stamped is not None:
-        check_stamped(stage.pipeline)
+        stage.check_stamped()
     target = stage.outputs.settings
-    storage.write_json(target, params.dump(stage.pipeline.settings))
+    storage.write_json(target, params.dump(stage.settings))
     stage.summary = str(target)
 
 

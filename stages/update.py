@@ -11,8 +11,6 @@ from hacpo.pipeline.catalogue import UPDATE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
-from hacpo.pipeline.noted import POLICY, POLICY_CONFIG, stage_metrics
-from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 if TYPE_CHECKING:
     from hacpo.algorithm.training_pool import TrainingPool
@@ -26,7 +24,9 @@ def update(stage: Stage) -> None:
     settings, step, agent = stage.settings, stage.step, stage.mine
     launcher = settings.launcher
     if launcher.world_size > 1 and place() is None and not launched():
-        _launched(stage)
+        stage.launch()
+        stage.metrics["processes"] = launcher.world_size
+        stage.summary = f"{_summary(stage)}, {launcher.world_size} processes"
         return
     import torch
 
@@ -105,16 +105,16 @@ def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[i
     Args:
         leads: this is the first process, or the only one.
     """
+    from hacpo.artifacts.tables import CHECKPOINT
     from hacpo.engines.from_checkpoint import open_to_train
     from hacpo.engines.models.checkpoint import load_model
 
-    assert stage.agent is not None
     tokenizer, model, policy = open_to_train(
         stage.session.models,
-        stage.agent,
+        stage.mine,
         before,
         stage.settings.engine,
-        checkpoint_command(stage.pipeline, stage.step - 1, stage.agent),
+        stage.made_by(CHECKPOINT, step=stage.step - 1),
         shards=shards,
     )
     if not leads:
@@ -133,15 +133,14 @@ def _settle_adapter(stage: Stage, model: Any, before: Path) -> None:
     from hacpo.engines.models.adapter import settle_adapter
     from hacpo.seeds import derive_seed
 
-    assert stage.agent is not None
     settle_adapter(
         model,
-        stage.settings.agents[stage.agent].adapter,
+        stage.settings.agents[stage.mine].adapter,
         step=stage.step,
         before=before,
-        base=stage.checkpoint(0).relative_to(stage.pipeline.root),
-        seed=derive_seed(stage.settings.seed, "adapter", stage.agent),
-        where=f"agents.{stage.agent}.adapter",
+        base=stage.checkpoint(0).relative_to(stage.root),
+        seed=derive_seed(stage.settings.seed, "adapter", stage.mine),
+        where=f"agents.{stage.mine}.adapter",
     )
 
 
@@ -149,25 +148,6 @@ def _summary(stage: Stage) -> str:
     numbers = stage.metrics
     responses = numbers.get("own.rows", 0) + numbers.get("cross.rows", 0)
     return f"{numbers['updates']:.0f} updates on {responses:.0f} responses, loss {numbers['loss']:+.4f}"
-
-
-def _launched(stage: Stage) -> None:
-    """Let several processes do it; the first of them writes everything, its metrics too."""
-    from hacpo.pipeline.execution.launching import launch
-
-    assert stage.agent is not None
-    arguments = [str(stage.pipeline.folder), "--step", str(stage.step), "--agent", stage.agent]
-    arguments += ["--out", str(stage.outputs.root)] if not stage.in_place else []
-    arguments += ["--limit", str(stage.limit)] if stage.limit is not None else []
-    for override in stage.overrides:
-        arguments += ["--set", override]
-    stage.session.free_models()
-    settings = stage.pipeline.settings
-    launch(settings, stage.pipeline.root, arguments, stage.session.progress, stage.title)
-    written = stage_metrics(stage.outputs, stage.spec, stage.step, stage.mine, strict=True)
-    stage.policy, stage.policy_config = (written.pop(key, None) for key in (POLICY, POLICY_CONFIG))
-    stage.metrics |= written | {"processes": settings.launcher.world_size}
-    stage.summary = f"{_summary(stage)}, {settings.launcher.world_size} processes"
 
 
 if __name__ == "__main__":

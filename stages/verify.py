@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hacpo.pipeline.catalogue import PREPARE, SIDE_VERIFY, VERIFY, maker_of
+from hacpo.pipeline.catalogue import SIDE_VERIFY, VERIFY
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
@@ -35,7 +35,7 @@ def verify(stage: Stage) -> None:
         agent,
         side=side,
         where=stage.place(drawn),
-        remedy=f"repeat `{stage.pipeline.command_for(maker_of(drawn), step, agent)}`",
+        remedy=f"repeat `{stage.made_by(drawn)}`",
     )
     rollouts = first_problems(rollouts, stage.limit)
     problems = {}
@@ -48,14 +48,14 @@ def verify(stage: Stage) -> None:
                 "the step's prompts are of problems that are not in the training set",
                 where=stage.inputs.problems(settings.data.train),
                 found=repr(min(answers.keys() - problems.keys())),
-                remedy=f"repeat `{stage.pipeline.command_for(PREPARE)}`",
+                remedy=f"repeat `{stage.made_by(tables.PROBLEMS)}`",
             )
     names = ("rollout_id", "text", "finish_reason", "problem_id")
     requests = [
         Request(identity, text, finish_reason, answers[problem], problems.get(problem))
         for identity, text, finish_reason, problem in zip(*(rollouts[name].to_pylist() for name in names), strict=True)
     ]
-    with Verifier(settings.verification, stage.pipeline.root) as verifier:
+    with Verifier(settings.verification, stage.root) as verifier:
         verdicts = verifier.verify(requests, on_progress=stage.progress)
     stage.write(
         judged,

@@ -21,7 +21,7 @@ def warmup(stage: Stage) -> None:
         if settings.model is not None:
             from hacpo.engines.models.first_checkpoint import start_from_model
 
-            stage.summary = start_from_model(agent, settings, stage.pipeline.root, scratch, stage.progress)
+            stage.summary = start_from_model(agent, settings, stage.root, scratch, stage.progress)
             if settings.adapter is not None:
                 check_adapter(scratch, settings.adapter, f"agents.{agent}.adapter")
         elif settings.tiny is not None:

@@ -13,6 +13,8 @@ from hacpo.pipeline.records.elsewhere import checkpoint_command
 
 if TYPE_CHECKING:
     from hacpo.pipeline.project import Pipeline
+    from hacpo.settings.engine import EngineSettings
+    from hacpo.tools.export.lora_export import AdapterFacts
 
 
 def export(
@@ -37,16 +39,12 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="With --push: make a private repository.")] = False,
 ) -> None:
     """Write a model folder that any tool loads: weights, config, tokenizer, chat template, model card."""
-    from hacpo.artifacts import storage
-    from hacpo.artifacts.model_folder import check_checkpoint
-    from hacpo.errors import MissingInputError, SettingsError
+    from hacpo.errors import SettingsError
     from hacpo.evaluation.results import choose_step, held_out
-    from hacpo.phrases import ranges
     from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.retention.pruned import checkpoints_there, was_pruned
     from hacpo.tools.export.card import gather_facts, render
-    from hacpo.tools.export.folder import CARD, check_target, copy_model
-    from hacpo.tools.export.lora_export import adapter_facts, export_adapter
+    from hacpo.tools.export.folder import check_target
+    from hacpo.tools.export.lora_export import adapter_facts
     from hacpo.tools.report.facts import run_settings
 
     if private and repository is None:
@@ -63,33 +61,11 @@ def export(
     check_target(target, layout.root, force=force)
     curves = held_out(layout, opened.run, settings, agent)
     choice = choose_step(step, by, curves, settings, pipeline)
-    checkpoint = layout.checkpoint(choice.step, agent)
-    if not checkpoint.is_dir():
-        pruned = was_pruned(layout, choice.step, agent)
-        remaining = ranges(checkpoints_there(layout, agent)) or "none"
-        raise MissingInputError(
-            "the checkpoint is missing" if pruned is None else f"the checkpoint was pruned (retention: {pruned.rule})",
-            where=checkpoint,
-            found=f"{agent}'s checkpoints of steps {remaining}",
-            remedy=f"run `{checkpoint_command(opened, choice.step, agent)}`"
-            + ("" if pruned is None else " to train it again"),
-        )
-    check_checkpoint(checkpoint)
+    checkpoint = _checkpoint(opened, choice.step, agent)
     adapter = adapter_facts(checkpoint, alone=alone, base=base, pushed=repository is not None)
     card = render(gather_facts(layout, opened.run, settings, agent, choice, curves, adapter))
     whole = target.resolve()
-    with storage.atomic(whole) as scratch:
-        from hacpo.engines.models.safe_load import check_loadable
-
-        scratch.mkdir()
-        if adapter is not None:
-            export_adapter(checkpoint, scratch, adapter, settings.engine)
-        else:
-            copy_model(checkpoint, scratch)
-        if not alone:
-            check_loadable(scratch, called=checkpoint)
-        _check_policies(opened, choice.step, agent, copy=scratch if adapter is None else None)
-        (scratch / CARD).write_text(card, encoding="utf-8")
+    _write(whole, opened, choice.step, agent, card, adapter, settings.engine, loadable=not alone)
     what = "adapter alone, in the" if alone else "model"
     print(f"{agent} at step {choice.step}{_why(choice.benchmark, choice.candidates)}: {what} folder {target}")
     if repository is not None:
@@ -97,6 +73,63 @@ def export(
 
         address = push(whole, repository, private=private, message=f"{opened.run}: {agent} at step {choice.step}")
         print(f"uploaded: {address}")
+
+
+def _checkpoint(pipeline: Pipeline, step: int, agent: str) -> Path:
+    """The folder of the checkpoint, which is there and holds no links."""
+    from hacpo.artifacts.model_folder import check_checkpoint
+    from hacpo.errors import MissingInputError
+    from hacpo.phrases import ranges
+    from hacpo.pipeline.retention.pruned import checkpoints_there, was_pruned
+
+    layout = pipeline.layout
+    checkpoint = layout.checkpoint(step, agent)
+    if not checkpoint.is_dir():
+        pruned = was_pruned(layout, step, agent)
+        remaining = ranges(checkpoints_there(layout, agent)) or "none"
+        raise MissingInputError(
+            "the checkpoint is missing" if pruned is None else f"the checkpoint was pruned (retention: {pruned.rule})",
+            where=checkpoint,
+            found=f"{agent}'s checkpoints of steps {remaining}",
+            remedy=f"run `{checkpoint_command(pipeline, step, agent)}`"
+            + ("" if pruned is None else " to train it again"),
+        )
+    check_checkpoint(checkpoint)
+    return checkpoint
+
+
+def _write(
+    target: Path,
+    pipeline: Pipeline,
+    step: int,
+    agent: str,
+    card: str,
+    adapter: AdapterFacts | None,
+    engine: EngineSettings,
+    *,
+    loadable: bool,
+) -> None:
+    """Write the model folder whole, its files and its card.
+
+    Args:
+        loadable: whether it must be a model by itself, and not an adapter alone.
+    """
+    from hacpo.artifacts import storage
+    from hacpo.engines.models.safe_load import check_loadable
+    from hacpo.tools.export.folder import CARD, copy_model
+    from hacpo.tools.export.lora_export import export_adapter
+
+    checkpoint = pipeline.layout.checkpoint(step, agent)
+    with storage.atomic(target) as scratch:
+        scratch.mkdir()
+        if adapter is not None:
+            export_adapter(checkpoint, scratch, adapter, engine)
+        else:
+            copy_model(checkpoint, scratch)
+        if loadable:
+            check_loadable(scratch, called=checkpoint)
+        _check_policies(pipeline, step, agent, copy=scratch if adapter is None else None)
+        (scratch / CARD).write_text(card, encoding="utf-8")
 
 
 def _check_policies(pipeline: Pipeline, step: int, agent: str, copy: Path | None) -> None:

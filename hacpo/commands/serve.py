@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.options import AgentOption, PipelineFolder
+
+if TYPE_CHECKING:
+    from hacpo.pipeline.project import Pipeline
 
 
 def serve(
@@ -39,16 +43,9 @@ def serve(
     from hacpo.artifacts.weights import whole_model
     from hacpo.engines.vllm.local import environment
     from hacpo.engines.vllm.refusals import check_vllm, this_machine
-    from hacpo.engines.vllm.servers import KEY_VARIABLE, NAME, keeps_secrets
+    from hacpo.engines.vllm.servers import KEY_VARIABLE
     from hacpo.errors import ModelError, SettingsError
-    from hacpo.pipeline.execution.serving import (
-        check_port,
-        entry_of,
-        issued_key,
-        newest_checkpoint,
-        running,
-        server_command,
-    )
+    from hacpo.pipeline.execution.serving import check_port, issued_key, newest_checkpoint, running, server_command
     from hacpo.pipeline.project import Pipeline
 
     opened = Pipeline.open(pipeline)
@@ -73,17 +70,8 @@ def serve(
             variables = {"VLLM_SERVER_DEV_MODE": "1", **environment(settings), KEY_VARIABLE: key}
             process = work.enter_context(running(command, variables, url, folder))
             print(f"{agent}: {named} is ready; Ctrl-C ends it", flush=True)
-            if key and key_file is None:
-                print(
-                    f"{agent}: it asks for the key in {KEY_VARIABLE}, which `hacpo run` must be given too", flush=True
-                )
-            if key and not keeps_secrets(named):
-                print(
-                    f"{agent}: no key is sent there over plain http: name https or a tunnel's end instead", flush=True
-                )
-            print(f"in {opened.folder / NAME}:    {entry_of(agent, named, key_file)}", flush=True)
-            if settings.name != "vllm_server":
-                print(f"in {opened.folder / 'params.yaml'}:    engine: {{name: vllm_server}}", flush=True)
+            for line in _what_to_do(opened, agent, named, key, key_file):
+                print(line, flush=True)
             code = process.wait()
     except KeyboardInterrupt:
         print(f"{agent}: the server has ended", flush=True)
@@ -91,6 +79,20 @@ def serve(
     finally:
         signal.signal(signal.SIGTERM, before)
     raise ModelError(f"the vLLM server ended by itself, with exit code {code}", where=folder)
+
+
+def _what_to_do(pipeline: Pipeline, agent: str, named: str, key: str, key_file: str | None) -> Iterator[str]:
+    """Lines on how a run finds the server of an address, and which key it asks for."""
+    from hacpo.engines.vllm.servers import KEY_VARIABLE, NAME, keeps_secrets
+    from hacpo.pipeline.execution.serving import entry_of
+
+    if key and key_file is None:
+        yield f"{agent}: it asks for the key in {KEY_VARIABLE}, which `hacpo run` must be given too"
+    if key and not keeps_secrets(named):
+        yield f"{agent}: no key is sent there over plain http: name https or a tunnel's end instead"
+    yield f"in {pipeline.folder / NAME}:    {entry_of(agent, named, key_file)}"
+    if pipeline.settings.engine.name != "vllm_server":
+        yield f"in {pipeline.folder / 'params.yaml'}:    engine: {{name: vllm_server}}"
 
 
 if __name__ == "__main__":

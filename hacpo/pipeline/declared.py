@@ -26,14 +26,13 @@ class DeclaredLayout(Layout):
 
     Attributes:
         verb: `reads` or `writes`, what the stage does with them.
-        run_settings: those of the whole run.
         at: the stage's step.
         mine: its agent or learner; empty if it serves all.
     """
 
     verb: Literal["reads", "writes"]
     spec: StageSpec
-    run_settings: Settings
+    _run_settings: Settings
     at: int
     mine: str
 
@@ -57,9 +56,9 @@ class DeclaredLayout(Layout):
 
     def _check(self, artifact: Artifact, step: int | None, agent: str, place: str) -> None:
         declared = any(
-            use.holds(self.run_settings, self.at)
+            use.holds(self._run_settings, self.at)
             and use.covers(artifact, step, agent, at=self.at, mine=self.mine)
-            and (use.only is None or place == f"{artifact.folder}/{use.only(self.run_settings)}")
+            and (use.only is None or place == f"{artifact.folder}/{use.only(self._run_settings)}")
             for use in self._uses
         )
         if not declared:

@@ -28,7 +28,8 @@ from hacpo.pipeline import catalogue
 from hacpo.pipeline.catalogue import PIPELINE, POOL_STAGE, PREPARE, STAGES, StageSpec, maker_of
 from hacpo.pipeline.declared import UndeclaredError
 from hacpo.pipeline.execution.command_line import run_app
-from hacpo.pipeline.execution.stage import Stage, open_stage
+from hacpo.pipeline.execution.opening import open_stage
+from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.noted import NotedError, numbers, stage_metrics
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records import dvc_files

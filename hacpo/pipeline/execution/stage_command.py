@@ -10,7 +10,7 @@ import typer
 
 from hacpo.artifacts.tables import SETTINGS
 from hacpo.pipeline.catalogue import StageSpec
-from hacpo.pipeline.execution.stage import open_stage
+from hacpo.pipeline.execution.opening import open_stage
 from hacpo.pipeline.options import (
     AgentOption,
     LearnerOption,

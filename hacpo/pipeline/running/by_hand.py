@@ -10,8 +10,8 @@ from hacpo.artifacts.durability import flushing
 from hacpo.artifacts.tables import SETTINGS
 from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import StageSpec
+from hacpo.pipeline.execution.opening import check_resolved
 from hacpo.pipeline.execution.session import ConsoleProgress
-from hacpo.pipeline.execution.stage import check_resolved
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.locking.locks import driver_lock
 from hacpo.pipeline.policies import check_policy
