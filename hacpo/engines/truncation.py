@@ -48,24 +48,30 @@ def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
 
 
 class SupportRecorder:
-    """What a sampler kept, token by token, for every row of a batch."""
+    """What a sampler kept, token by token, for each of B responses."""
 
-    def __init__(self) -> None:
+    def __init__(self, responses: int) -> None:
         self._ids: list[np.ndarray] = []
         self._starts: list[np.ndarray] = []
-        """Where the ids of each row begin, and the last ones end, [B + 1]."""
+        """Where the ids of each row begin, and the last ones end, [b + 1]."""
+        self._places: list[np.ndarray] = []
+        """Row of each response at that token, [B]; -1: it was not in the batch."""
+        self._none = np.full(responses, -1)
 
-    def add(self, kept_bv: Tensor) -> None:
-        """One more token of each row; bool [B, V]."""
+    def add(self, kept_bv: Tensor, responses: np.ndarray) -> None:
+        """One more token of some responses, in the batch's order; bool [b, V]."""
         self._ids.append(kept_bv.nonzero()[:, 1].to(torch.int32).cpu().numpy())
         self._starts.append(np.concatenate([[0], kept_bv.sum(dim=-1).cpu().numpy().cumsum()]))
+        places = self._none.copy()
+        places[responses] = np.arange(len(responses))
+        self._places.append(places)
 
-    def of(self, row: int, tokens: int) -> Support:
-        """The support of a row's first so many tokens."""
-        parts = [
-            ids[starts[row] : starts[row + 1]]
-            for ids, starts in zip(self._ids[:tokens], self._starts[:tokens], strict=True)
-        ]
+    def of(self, response: int, tokens: int) -> Support:
+        """The support of a response's first so many tokens."""
+        parts = []
+        for ids, starts, places in zip(self._ids[:tokens], self._starts[:tokens], self._places[:tokens], strict=True):
+            row = places[response]
+            parts.append(ids[starts[row] : starts[row + 1]])
         return Support(
             np.concatenate([np.empty(0, np.int32), *parts]), np.array([len(part) for part in parts], dtype=np.int64)
         )
