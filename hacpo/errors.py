@@ -83,6 +83,14 @@ class TemplateError(DataError):
         self.reason = reason
 
 
+class NotParquetError(DataError):
+    """A file that somebody gave is no Parquet file, or lacks a column. `reason` is the reader's word for it."""
+
+    def __init__(self, *, where: object, reason: str) -> None:
+        super().__init__(f"not readable as Parquet: {reason}", where=where)
+        self.reason = reason
+
+
 class ModelError(HacpoError):
     """A model folder or tokenizer that cannot be used."""
 

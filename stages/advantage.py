@@ -86,9 +86,9 @@ def advantage(
 def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None:
     """Every agent's capability as the oracle says it: the given table, or a side sample; None without one."""
     from hacpo.algorithm.advantage_table import side_sample_capability
-    from hacpo.algorithm.oracle import capabilities_of_step
     from hacpo.algorithm.rollouts import ordered_responses
     from hacpo.artifacts import tables
+    from hacpo.data.oracle_table import capabilities_of_step
 
     settings, agents, step = stage.settings.algorithm.capability, list(stage.settings.agents), stage.step
     if settings.oracle_table is not None:

@@ -11,12 +11,12 @@ from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
 
 if TYPE_CHECKING:
-    from hacpo.artifacts.tables import Row
+    from hacpo.artifacts.problem_rows import Problem
     from hacpo.engines.interface import SampledResponse, Sampler
     from hacpo.tokens.tokenizers import ChatTokenizer
     from hacpo.verifying.verifier import Request, Verdict
 
-Asked = Sequence[tuple["Row", int]]
+Asked = Sequence[tuple["Problem", int]]
 """The problems of a benchmark, each with the number of a response to it."""
 
 
@@ -24,6 +24,7 @@ Asked = Sequence[tuple["Row", int]]
 def evaluate(stage: Stage) -> None:
     """Write evaluations/step=<step>/agent=<name>; step 0 is the start."""
     from hacpo.artifacts import tables
+    from hacpo.artifacts.problem_rows import Problem
     from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
     from hacpo.verifying.verifier import Verifier, check_error_rate
 
@@ -35,7 +36,7 @@ def evaluate(stage: Stage) -> None:
         tokenizer = open_asking_tokenizer(stage, stage.step)
         engine, sampler = open_sampler(stage, stage.step, tables.EVALUATIONS)
         for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
-            problems = stage.read(tables.PROBLEMS, benchmark.data).slice(0, stage.limit).to_pylist()
+            problems = Problem.of(stage.read(tables.PROBLEMS, benchmark.data).slice(0, stage.limit))
             asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
             responses = _answers(stage, name, asked, tokenizer, sampler)
             texts = [tokenizer.decode(response.token_ids) for response in responses]
@@ -66,15 +67,15 @@ def _answers(
     settings = stage.settings
     agent, benchmark = settings.agents[stage.mine], settings.evaluation.benchmarks[name]
     prompts = {
-        problem["problem_id"]: prompt_token_ids(tokenizer, problem, agent.prompt)
+        problem.problem_id: prompt_token_ids(tokenizer, problem, agent.prompt)
         for problem, sample in asked
         if sample == 0
     }
     requests = [
         SamplingRequest(
-            prompts[problem["problem_id"]],
+            prompts[problem.problem_id],
             # Not the step's number: the same random streams at every step make curves comparable.
-            derive_seed(settings.seed, stage.name, name, stage.mine, problem["problem_id"], sample),
+            derive_seed(settings.seed, stage.name, name, stage.mine, problem.problem_id, sample),
         )
         for problem, sample in asked
     ]
@@ -93,7 +94,7 @@ def _requests(asked: Asked, texts: Sequence[str], responses: Sequence[SampledRes
     from hacpo.verifying.verifier import Request
 
     return [
-        Request(f"{problem['problem_id']}/{sample}", text, response.finish_reason, problem["answer"], problem)
+        Request(f"{problem.problem_id}/{sample}", text, response.finish_reason, problem.answer, problem)
         for (problem, sample), text, response in zip(asked, texts, responses, strict=True)
     ]
 
@@ -108,7 +109,7 @@ def _columns(
     """The benchmark's rows of the table, [A] with A = P * samples."""
     return {
         "benchmark": [name] * len(asked),
-        "problem_id": [problem["problem_id"] for problem, _ in asked],
+        "problem_id": [problem.problem_id for problem, _ in asked],
         "sample": [sample for _, sample in asked],
         "text": list(texts),
         "token_count": [len(response.token_ids) for response in responses],

@@ -27,6 +27,7 @@ Key = tuple[str, int]
 def generate(stage: Stage) -> None:
     """Write rollouts/step=<step>/agent=<name>; with --side, side_rollouts/step=<step>/agent=<name>."""
     from hacpo.artifacts import tables
+    from hacpo.artifacts.problem_rows import ScheduledProblem
     from hacpo.engines.interface import SamplingRequest, rescored
     from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
     from hacpo.seeds import derive_seed
@@ -35,12 +36,12 @@ def generate(stage: Stage) -> None:
     step, agent, settings = stage.step, stage.mine, stage.settings
     table = tables.SIDE_ROLLOUTS if stage.spec.side else tables.ROLLOUTS
     samples = _responses_per_prompt(stage)
-    problems = stage.read(tables.PROMPTS).slice(0, stage.limit).to_pylist()
+    problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
     tokenizer = open_asking_tokenizer(stage, step - 1)
     asked = settings.agents[agent].prompt
-    prompts = {row["problem_id"]: prompt_token_ids(tokenizer, row, asked) for row in problems}
+    prompts = {problem.problem_id: prompt_token_ids(tokenizer, problem, asked) for problem in problems}
     engine, sampler = open_sampler(stage, step - 1, table)
-    keys = [(row["problem_id"], sample) for row in problems for sample in range(samples)]
+    keys = [(problem.problem_id, sample) for problem in problems for sample in range(samples)]
     requests = [
         SamplingRequest(prompts[problem], derive_seed(settings.seed, stage.name, step, agent, problem, sample))
         for problem, sample in keys

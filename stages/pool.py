@@ -36,10 +36,11 @@ def pool(stage: Stage) -> None:
     from hacpo.algorithm.pooling import Limits, build_pool
     from hacpo.algorithm.rollouts import first_problems, with_rewards
     from hacpo.artifacts import tables
+    from hacpo.artifacts.problem_rows import ScheduledProblem
 
     settings, learner = stage.settings, stage.mine
     sources = list(settings.agents) if settings.algorithm.rollouts.share else [learner]
-    problems = stage.read(tables.PROMPTS).slice(0, stage.limit).to_pylist()
+    problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
     rollouts = {}
     for source in sources:
         columns = [*_NEEDED, *(("prompt_token_ids",) if source == learner else ())]

@@ -20,12 +20,12 @@ def prepare(stage: Stage) -> None:
         sets[settings.data.train], steps=settings.steps, prompts=settings.batch.prompts, seed=settings.seed
     )
     with stage.replacing(tables.PROBLEMS):
-        for name, rows in sets.items():
-            stage.write(tables.PROBLEMS, rows, whose=name)
-    stage.write(tables.SCHEDULE, schedule)
+        for name, content in sets.items():
+            stage.write(tables.PROBLEMS, [vars(row) for row in content], whose=name)
+    stage.write(tables.SCHEDULE, [vars(row) for row in schedule])
     with stage.replacing(tables.PROMPTS):
         for step in range(1, settings.steps + 1):
-            rows = [row for row in schedule if row["step"] == step]
+            rows = [vars(row) for row in schedule if row.step == step]
             stage.write(tables.PROMPTS, rows, step=step)
     stage.metrics |= {f"problems.{name}": len(rows) for name, rows in sets.items()}
     stage.metrics["scheduled"] = len(schedule)

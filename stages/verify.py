@@ -18,6 +18,7 @@ def verify(stage: Stage) -> None:
 
     from hacpo.algorithm.rollouts import check_whole, first_problems
     from hacpo.artifacts import tables
+    from hacpo.artifacts.problem_rows import Problem
     from hacpo.artifacts.tables import ROLLOUTS, SIDE_ROLLOUTS, SIDE_VERDICTS, VERDICTS
     from hacpo.errors import ArtifactError
     from hacpo.verifying.verifier import Request, Verifier, check_error_rate
@@ -38,11 +39,11 @@ def verify(stage: Stage) -> None:
         remedy=f"repeat `{stage.made_by(drawn)}`",
     )
     rollouts = first_problems(rollouts, stage.limit)
-    problems = {}
+    problems: dict[str, Problem] = {}
     if not settings.verification.is_math:
         every = stage.read(tables.PROBLEMS, settings.data.train)
         asked = every.filter(pc.is_in(every["problem_id"], value_set=pa.array(list(answers), pa.string())))
-        problems = {row["problem_id"]: row for row in asked.to_pylist()}
+        problems = {problem.problem_id: problem for problem in Problem.of(asked)}
         if answers.keys() - problems.keys():
             raise ArtifactError(
                 "the step's prompts are of problems that are not in the training set",

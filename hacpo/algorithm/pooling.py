@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from hacpo.algorithm.rollouts import Rollout, Rollouts, in_order
 from hacpo.algorithm.support import Support, to_column
+from hacpo.artifacts.problem_rows import Asked
 from hacpo.artifacts.tables import POOL
 from hacpo.callbacks import OnProgress
 from hacpo.errors import ArtifactError
@@ -134,7 +135,7 @@ class PoolRow:
 
 
 def build_pool(
-    problems: Sequence[Mapping[str, Any]],
+    problems: Sequence[Asked],
     rollouts: Mapping[str, pa.Table],
     *,
     learner: str,
@@ -162,7 +163,7 @@ def build_pool(
     Raises:
         ArtifactError: rollouts are missing or do not fit together.
     """
-    ordered = in_order([row["problem_id"] for row in problems], rollouts, group_size, where=f"pool of {learner}")
+    ordered = in_order([asked.problem_id for asked in problems], rollouts, group_size, where=f"pool of {learner}")
     prompts = _prompts(rollouts[learner])
     if routes:
         _check_prompts(problems, prompts, next(iter(routes.values())).learner, learner, prompt_settings)
@@ -205,17 +206,17 @@ def _prompts(own: pa.Table) -> dict[str, list[int]]:
 
 
 def _check_prompts(
-    problems: Sequence[Mapping[str, Any]],
+    problems: Sequence[Asked],
     prompts: Mapping[str, list[int]],
     tokenizer: PromptTokenizer,
     learner: str,
     settings: PromptSettings,
 ) -> None:
-    for row in problems:
-        if prompt_token_ids(tokenizer, row, settings) != prompts[row["problem_id"]]:
+    for asked in problems:
+        if prompt_token_ids(tokenizer, asked, settings) != prompts[asked.problem_id]:
             raise ArtifactError(
                 "the learner's template renders this prompt differently than when it was sampled",
-                where=f"problem {row['problem_id']!r} of {learner}",
+                where=f"problem {asked.problem_id!r} of {learner}",
                 remedy="repeat generate",
             )
 

@@ -19,7 +19,10 @@ from hacpo.artifacts.shards import Oddity, Shard, Wanted, read_shards
 from hacpo.artifacts.storage import atomic
 from hacpo.artifacts.tables import Table
 from hacpo.artifacts.text_files import check_regular, parse_json
-from hacpo.errors import ArtifactError, MissingInputError, first_line
+from hacpo.errors import ArtifactError, MissingInputError, NotParquetError, first_line
+
+_AT_ONCE = 256
+"""Values of a column that are Python objects at the same time where it is gone through."""
 
 
 def to_arrow(table: Table, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> pa.Table:
@@ -122,6 +125,25 @@ def read_table(
     if table.filled and not len(content):
         raise ArtifactError("holds no rows", where=path, remedy=made_by and f"remake it with `{made_by}`")
     return content
+
+
+def values(column: pa.ChunkedArray) -> Iterator[Any]:
+    """A column's values one after another; only a few at a time are Python objects."""
+    for chunk in column.chunks:
+        for start in range(0, len(chunk), _AT_ONCE):
+            yield from chunk.slice(start, _AT_ONCE).to_pylist()
+
+
+def read_given(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A Parquet file that users give, as it is: problems, capabilities. What it must hold its reader says.
+
+    Raises:
+        NotParquetError: it is none, or lacks one of the columns.
+    """
+    try:
+        return pq.read_table(path, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        raise NotParquetError(where=path, reason=first_line(error)) from None
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

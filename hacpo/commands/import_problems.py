@@ -12,7 +12,7 @@ from hacpo.errors import harmless
 from hacpo.pipeline.execution.command_line import main_of
 
 if TYPE_CHECKING:
-    from hacpo.data.importing.columns import Problem
+    from hacpo.artifacts.problem_rows import Problem
     from hacpo.data.importing.known import KnownSet
 
 _SHOWN = 20
@@ -201,8 +201,6 @@ def _listed(lines: Sequence[str]) -> None:
 
 
 def _write(name: str, problems: list[Problem], path: Path, *, force: bool) -> None:
-    from dataclasses import asdict
-
     import pyarrow.parquet as pq
 
     from hacpo.artifacts import parquet, storage, tables
@@ -210,7 +208,7 @@ def _write(name: str, problems: list[Problem], path: Path, *, force: bool) -> No
     from hacpo.errors import SettingsError
     from hacpo.settings.root import DataSet
 
-    table = parquet.to_arrow(tables.PROBLEMS, [asdict(row) for row in problems])
+    table = parquet.to_arrow(tables.PROBLEMS, [vars(row) for row in problems])
     with storage.atomic(path) as scratch:
         pq.write_table(table, scratch, compression="zstd", write_page_checksum=True)
         load(name, DataSet(path=scratch.name), scratch.parent)

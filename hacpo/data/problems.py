@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hacpo.artifacts.tables import PROBLEMS, Row
+from hacpo.artifacts.parquet import read_given
+from hacpo.artifacts.problem_rows import Problem, ScheduledProblem
+from hacpo.artifacts.tables import PROBLEMS
 from hacpo.data import tasks
-from hacpo.errors import DataError, MissingInputError, first_line
+from hacpo.errors import DataError, MissingInputError
 from hacpo.seeds import derive_seed
 from hacpo.settings.root import DataSet
 
-TASKS: Mapping[str, Callable[[tasks.Split, int, int], list[tasks.Problem]]] = {"arithmetic": tasks.problems}
+TASKS: Mapping[str, Callable[[tasks.Split, int, int], list[Problem]]] = {"arithmetic": tasks.problems}
 """`DataSet.task` -> what makes its problems, of a split, a count and a seed."""
 
 
-def load(name: str, source: DataSet, root: Path) -> list[Row]:
-    """The problems of one `<set>/<split>`, as rows of the problems table.
+def load(name: str, source: DataSet, root: Path) -> list[Problem]:
+    """The problems of one `<set>/<split>`.
 
     Args:
         name: `<set>/<split>`, for messages.
@@ -34,8 +34,7 @@ def load(name: str, source: DataSet, root: Path) -> list[Row]:
     if source.task is not None:
         assert source.split is not None
         assert source.problems is not None
-        made = TASKS[source.task](source.split, source.problems, source.seed)
-        rows: list[Row] = [asdict(problem) for problem in made]
+        rows = TASKS[source.task](source.split, source.problems, source.seed)
     else:
         assert source.path is not None
         rows = _read(root / source.path)
@@ -45,21 +44,18 @@ def load(name: str, source: DataSet, root: Path) -> list[Row]:
     seen: set[str] = set()
     for number, row in enumerate(rows):
         for column in ("problem_id", "problem", "answer"):
-            if not (row[column] or "").strip():
-                raise DataError(f"{column} is empty", where=f"{where} row {number}", found=f"id {row['problem_id']!r}")
-        if row["problem_id"] in seen:
-            raise DataError("the same problem_id twice", where=f"{where} row {number}", found=repr(row["problem_id"]))
-        seen.add(row["problem_id"])
+            if not (getattr(row, column) or "").strip():  # a file may hold nulls where a problem has none
+                raise DataError(f"{column} is empty", where=f"{where} row {number}", found=f"id {row.problem_id!r}")
+        if row.problem_id in seen:
+            raise DataError("the same problem_id twice", where=f"{where} row {number}", found=repr(row.problem_id))
+        seen.add(row.problem_id)
     return rows
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> list[Problem]:
     if not path.is_file():
         raise MissingInputError("the problem file is missing", where=path, remedy="correct data.sets in params.yaml")
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"not readable as Parquet: {first_line(error)}", where=path) from None
+    table = read_given(path)
     for field in PROBLEMS.schema:
         if field.name in table.column_names:
             continue
@@ -81,11 +77,10 @@ def _read(path: Path) -> list[Row]:
             raise DataError(
                 f"column {name!r} has the wrong type", where=path, expected=wanted, found=table.schema.field(name).type
             ) from None
-    rows: list[Row] = table.select(PROBLEMS.schema.names).to_pylist()
-    return rows
+    return Problem.of(table)
 
 
-def schedule(problems: Sequence[Row], *, steps: int, prompts: int, seed: int) -> list[Row]:
+def schedule(problems: Sequence[Problem], *, steps: int, prompts: int, seed: int) -> list[ScheduledProblem]:
     """Which problems each step trains on: every epoch is a fresh shuffle, cut into steps without a gap.
 
     A step's problems do not depend on how many steps follow, so a run can be made longer without repeating what is
@@ -97,7 +92,7 @@ def schedule(problems: Sequence[Row], *, steps: int, prompts: int, seed: int) ->
     if len(problems) < prompts:
         raise DataError("too few problems for one step", expected=f"at least {prompts}", found=len(problems))
     stream = _epochs(len(problems), seed)
-    rows: list[Row] = []
+    rows: list[ScheduledProblem] = []
     waiting: list[int] = []
     for step in range(1, steps + 1):
         chosen: list[int] = []
@@ -107,12 +102,8 @@ def schedule(problems: Sequence[Row], *, steps: int, prompts: int, seed: int) ->
             (passed if index in chosen else chosen).append(index)
         waiting = passed + waiting
         rows += [
-            {
-                "step": step,
-                "position": position,
-                **{key: problems[index][key] for key in ("problem_id", "problem", "answer")},
-            }
-            for position, index in enumerate(chosen)
+            ScheduledProblem(asked.problem_id, asked.problem, asked.answer, step, position)
+            for position, asked in enumerate(problems[index] for index in chosen)
         ]
     return rows
 

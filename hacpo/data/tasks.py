@@ -22,6 +22,7 @@ from functools import cache
 from itertools import chain, product, zip_longest
 from typing import Literal
 
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.errors import DataError
 
 Split = Literal["train", "heldout"]
@@ -55,29 +56,6 @@ class Step:
         return f"{self.expression}={self.result}"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One problem with its reference solution; the fields are columns of `data/<set>/<split>.parquet`.
-
-    Attributes:
-        problem_id: family and a hash of the prompt; the same in every set that contains the problem.
-        problem: the text that the agent is asked.
-        answer: the right answer, an integer between 0 and 27 as decimal digits.
-        solution: two steps, then the answer in `\\boxed{}`.
-        subject: family.
-        level: 1 if the first step's result has one digit, 2 if it is below 20, 3 from 20 on.
-        source: `SOURCE`.
-    """
-
-    problem_id: str
-    problem: str
-    answer: str
-    solution: str
-    subject: str
-    level: int
-    source: str = SOURCE
-
-
 def boxed(answer: object) -> str:
     """The last part of every solution: the answer in a box."""
     return f"\\boxed{{{answer}}}"
@@ -89,8 +67,8 @@ def worked(first: Step, second: Step) -> str:
 
 
 def steps_of(problem: Problem) -> tuple[Step, Step]:
-    """Both steps of a problem's reference solution."""
-    expressions = (part.split("=") for part in problem.solution.split(" ")[:2])
+    """Both steps of the solution of a problem of these families."""
+    expressions = (part.split("=") for part in (problem.solution or "").split(" ")[:2])
     first, second = (Step(expression, int(result)) for expression, result in expressions)
     return first, second
 
@@ -103,6 +81,10 @@ def is_held_out(problem: str) -> bool:
 @cache
 def family_problems(family: str, split: Split) -> tuple[Problem, ...]:
     """Every problem of a family on one side of the split, in the order of the family's numbers.
+
+    A problem's id is the family and a hash of the prompt, the same in every set that contains it; its answer an integer
+    between 0 and 27; its subject the family; its level 1 if the first step's result has one digit, 2 if it is below 20,
+    3 from 20 on.
 
     Raises:
         DataError: no such family or split.
@@ -120,6 +102,7 @@ def family_problems(family: str, split: Split) -> tuple[Problem, ...]:
             solution=worked(first, second),
             subject=family,
             level=1 if first.result < 10 else 2 if first.result < 20 else 3,
+            source=SOURCE,
         )
         for text, first, second in _PROMPTS[family]()
         if is_held_out(text) == held_out

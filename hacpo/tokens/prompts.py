@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
+from hacpo.artifacts.problem_rows import Asked
 from hacpo.errors import DataError, ModelError, TemplateError
 from hacpo.settings.agents import PromptSettings
 
@@ -32,17 +32,14 @@ def messages(problem_id: str, problem: str, settings: PromptSettings) -> list[Me
     return [{"role": "system", "content": settings.system}, user] if settings.system is not None else [user]
 
 
-def prompt_token_ids(tokenizer: PromptTokenizer, problem: Mapping[str, Any], settings: PromptSettings) -> list[int]:
+def prompt_token_ids(tokenizer: PromptTokenizer, asked: Asked, settings: PromptSettings) -> list[int]:
     """A problem as an agent's prompt.
-
-    Args:
-        problem: problem_id and problem.
 
     Raises:
         DataError: the problem has no text, or the template refuses it.
     """
-    asked = messages(problem["problem_id"], problem["problem"], settings)
-    return tokenizer.render(problem["problem_id"], asked, settings.thinking)
+    said = messages(asked.problem_id, asked.problem, settings)
+    return tokenizer.render(asked.problem_id, said, settings.thinking)
 
 
 def check_template(tokenizer: PromptTokenizer, agent: str, settings: PromptSettings) -> None:

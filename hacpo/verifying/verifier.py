@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from hacpo.callbacks import OnProgress
 from hacpo.errors import DataError, RewardError
@@ -24,7 +24,8 @@ from hacpo.verifying.answers.spelling import extract_answer, nesting, plain_verd
 from hacpo.verifying.judgement import Judgement, Outcome, failure
 from hacpo.verifying.worker_pool import Question, WorkerPool
 
-if TYPE_CHECKING:  # pydantic takes longer to import than everything here
+if TYPE_CHECKING:  # pydantic and pyarrow take longer to import than everything here
+    from hacpo.artifacts.problem_rows import Problem
     from hacpo.settings.verification import VerificationSettings
 
 """Called with the number of responses that have a verdict, and of all."""
@@ -41,8 +42,8 @@ class Request:
     """`stop`, or `length` where the limit on new tokens cut the response."""
     answer: str
     """The gold answer: LaTeX as inside a box."""
-    problem: Mapping[str, Any] | None = None
-    """The problem's row of the problems table; only a function of the user's own needs it."""
+    problem: Problem | None = None
+    """Only a function of the user's own needs it."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class _FunctionCalls:
         if problem is None:
             raise DataError("a reward function needs the problem's row, and none was given", where=request.key)
         if id(problem) not in self._rows:  # rows stay alive with their requests
-            self._rows[id(problem)] = json.dumps(dict(problem), sort_keys=True)
+            self._rows[id(problem)] = json.dumps(vars(problem), sort_keys=True)
         return _verdict(_UNDECIDED, None), (self._rows[id(problem)], request.text, request.finish_reason)
 
 

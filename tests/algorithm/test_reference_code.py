@@ -25,6 +25,7 @@ from hacpo.algorithm.capability import ratio_matrix
 from hacpo.algorithm.group_advantage import StepAdvantages, step_advantages
 from hacpo.algorithm.loss import ResponseBatch, kl_to_initial, row_weights, update_loss
 from hacpo.algorithm.pooling import NO_LIMIT, Limits, TextRoute, build_pool
+from hacpo.artifacts.problem_rows import Asked
 from hacpo.pipeline.catalogue import POOL_STAGE
 from hacpo.settings.agents import PromptSettings
 from hacpo.settings.algorithm import AlgorithmSettings
@@ -85,7 +86,7 @@ def pool_of(source: list[dict[str, Any]], *, score_eos: bool, max_tokens: int | 
     own = [response(sample, "cc", [99, 99, 9]) for sample in range(len(source) - 1)]
     own.append(response(len(source) - 1, "", [9]))
     table = build_pool(
-        [{"problem_id": "p", "problem": "?"}],
+        [Asked("p", "?", "2")],
         {"learner": pa.Table.from_pylist(own), "source": pa.Table.from_pylist(source)},
         learner="learner",
         group_size=len(source),

@@ -15,6 +15,7 @@ import pytest
 from hub_stub import HubStub, running_hub
 
 from conftest import SHARED, Cli
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.data.importing.cells import bare_answer, digest, final_answer, level_of, normalised
 from hacpo.data.importing.known import KNOWN
 from hacpo.data.problems import load
@@ -51,7 +52,7 @@ def write(rows: list[dict[str, Any]], name: str) -> Path:
     return path
 
 
-def imported(name: str = "mine", split: str = "train") -> list[dict[str, Any]]:
+def imported(name: str = "mine", split: str = "train") -> list[Problem]:
     """What a run would read."""
     return load(f"{name}/{split}", DataSet(path=f"data/{name}/{split}.parquet"), Path())
 
@@ -61,10 +62,10 @@ def test_every_kind_of_file_gives_the_same_problems(cli: Cli, kind: str) -> None
     done = cli("import", "mine", "--from", write(ROWS, f"raw.{kind}"))
     assert done.code == 0, done.err
     rows = imported()
-    assert [row["answer"] for row in rows] == ["2", r"\frac{1}{2}", "4"]
-    assert [row["level"] for row in rows] == [1, 2, None]
-    assert [row["subject"] for row in rows] == ["Sums", "Parts", "Sums"]
-    assert rows[2]["source"] == f"raw.{kind}#2"
+    assert [row.answer for row in rows] == ["2", r"\frac{1}{2}", "4"]
+    assert [row.level for row in rows] == [1, 2, None]
+    assert [row.subject for row in rows] == ["Sums", "Parts", "Sums"]
+    assert rows[2].source == f"raw.{kind}#2"
     assert "problem from question, answer from answer, subject from type, level from level" in done.out
     assert "subject   Parts 1, Sums 2" in done.out
     assert "level     1 1, 2 1, none 1" in done.out
@@ -74,11 +75,11 @@ def test_every_kind_of_file_gives_the_same_problems(cli: Cli, kind: str) -> None
 
 def test_ids_that_are_made_depend_on_the_text_alone(cli: Cli) -> None:
     cli("import", "mine", "--from", write(ROWS, "a.jsonl"))
-    first = {row["problem"]: row["problem_id"] for row in imported()}
+    first = {row.problem: row.problem_id for row in imported()}
     cli("import", "mine", "--from", write(ROWS[::-1] + ROWS[:1], "b.jsonl"), "--force")
     again = imported()
-    assert {row["problem"]: row["problem_id"] for row in again[:3]} == first
-    assert again[3]["problem_id"] == f"{first['1+1?']}-2"
+    assert {row.problem: row.problem_id for row in again[:3]} == first
+    assert again[3].problem_id == f"{first['1+1?']}-2"
     assert first["1+1?"] == f"mine/train/{digest('1+1?')}"
 
 
@@ -99,7 +100,7 @@ def test_columns_are_mapped_also_into_nested_ones(cli: Cli) -> None:
     mapping = "problem=prompt.0.content,answer=reward_model.ground_truth"
     done = cli("import", "mine", "--from", path, "--map", mapping, "--map", "problem_id=name")
     assert done.code == 0, done.err
-    assert [(row["problem_id"], row["problem"], row["answer"]) for row in imported()] == [
+    assert [(row.problem_id, row.problem, row.answer) for row in imported()] == [
         (f"q{n}", f"{n}+0?", str(n)) for n in range(3)
     ]
 
@@ -110,7 +111,7 @@ def test_the_answer_is_found_at_the_end_of_the_solution(cli: Cli) -> None:
         {"problem": "b", "solution": "So 3.\n#### 1,234"},
     ]
     done = cli("import", "mine", "--from", write(rows, "raw.jsonl"))
-    assert [row["answer"] for row in imported()] == [r"\frac{1}{2}", "1234"]
+    assert [row.answer for row in imported()] == [r"\frac{1}{2}", "1234"]
     assert r"its last \boxed{}, or what follows ####" in done.out
 
 
@@ -198,7 +199,7 @@ def test_texts_shared_within_and_with_other_sets_are_reported(cli: Cli) -> None:
     assert "texts     1 occur more than once" in done.out
     assert "p1 = p2" in done.out
     assert "overlap   1 of 1 other sets share problems" in done.out
-    held = imported("held", "test")[0]["problem_id"]
+    held = imported("held", "test")[0].problem_id
     assert f"1 with data/held/test.parquet, first p0 = {held}" in done.out
     # A set is not compared with what it replaces.
     assert "1 of 1 other" in cli("import", "mine", "--from", "b.jsonl").out
@@ -309,10 +310,10 @@ def test_a_known_set_is_imported_from_its_commit(cli: Cli, hub: HubStub) -> None
     assert "warning   gsm8k/train has 3 problems, expected 7,473" in done.out
     assert "1 with gsm8k/test, first gsm8k/train/0001 = gsm8k/test/0001" in done.out
     train = imported("gsm8k")
-    assert [row["problem_id"] for row in train] == ["gsm8k/train/0001", "gsm8k/train/0002", "gsm8k/train/0003"]
-    assert [row["answer"] for row in train] == ["1000", "2000", "3000"]
-    assert train[1]["solution"] == "It is <<2=2>>2.\n#### 2,000"
-    assert train[1]["source"] == f"hf://datasets/openai/gsm8k@{commit}/main/train-00000-of-00001.parquet#1"
+    assert [row.problem_id for row in train] == ["gsm8k/train/0001", "gsm8k/train/0002", "gsm8k/train/0003"]
+    assert [row.answer for row in train] == ["1000", "2000", "3000"]
+    assert train[1].solution == "It is <<2=2>>2.\n#### 2,000"
+    assert train[1].source == f"hf://datasets/openai/gsm8k@{commit}/main/train-00000-of-00001.parquet#1"
     assert "  train: gsm8k/train" in done.out
     assert "    gsm8k: {data: gsm8k/test}" in done.out
 
@@ -371,8 +372,8 @@ def test_each_known_set_is_converted(cli: Cli, hub: HubStub, name: str) -> None:
     done = cli("import", name, "--split", "test")
     assert done.code == 0, done.err
     row = imported(name, "test")[0]
-    assert {key: row[key] for key in expected} == expected
-    assert row["source"] == f"hf://datasets/{KNOWN[name].repository}@{KNOWN[name].revision}/{files[0]}#0"
+    assert {key: getattr(row, key) for key in expected} == expected
+    assert row.source == f"hf://datasets/{KNOWN[name].repository}@{KNOWN[name].revision}/{files[0]}#0"
     assert "the dataset card states none; " in done.out
 
 
@@ -380,7 +381,7 @@ def test_another_revision_is_resolved_to_its_commit(cli: Cli, hub: HubStub) -> N
     offer(hub, "minerva", {"test.jsonl": lines([{"question": "P", "answer": "1"}])}, revision="d" * 40)
     hub.commits["math-ai/minervamath@main"] = "d" * 40
     assert cli("import", "minerva", "--revision", "main").code == 0
-    assert imported("minerva", "test")[0]["source"] == f"hf://datasets/math-ai/minervamath@{'d' * 40}/test.jsonl#0"
+    assert imported("minerva", "test")[0].source == f"hf://datasets/math-ai/minervamath@{'d' * 40}/test.jsonl#0"
 
 
 def test_a_hub_that_fails_is_one_line(cli: Cli, hub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:

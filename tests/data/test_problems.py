@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conftest import SHARED
+from hacpo.artifacts.problem_rows import Problem, ScheduledProblem
 from hacpo.data.problems import load, schedule
 from hacpo.errors import DataError, MissingInputError
 from hacpo.settings.root import DataSet
@@ -23,15 +24,7 @@ def file_of(folder: Path, **columns: list[Any]) -> DataSet:
 def test_a_file_needs_only_three_columns(tmp_path: Path) -> None:
     source = file_of(tmp_path, problem_id=["a", "b"], problem=["1+1", "2+2"], answer=["2", "4"])
     rows = load("s/train", source, tmp_path)
-    assert rows[1] == {
-        "problem_id": "b",
-        "problem": "2+2",
-        "answer": "4",
-        "solution": None,
-        "subject": None,
-        "level": None,
-        "source": "set.parquet",
-    }
+    assert rows[1] == Problem("b", "2+2", "4", solution=None, subject=None, level=None, source="set.parquet")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +63,7 @@ def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
 
 def test_numbers_become_text(tmp_path: Path) -> None:
     rows = load("s/train", file_of(tmp_path, problem_id=[7], problem=["x"], answer=[12]), tmp_path)
-    assert (rows[0]["problem_id"], rows[0]["answer"]) == ("7", "12")
+    assert (rows[0].problem_id, rows[0].answer) == ("7", "12")
 
 
 @pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="needs ../shared/data (real problems)")
@@ -78,22 +71,22 @@ def test_numbers_become_text(tmp_path: Path) -> None:
 def test_real_problem_files_load(name: str) -> None:
     rows = load(name, DataSet(path=f"data/{name}.parquet"), SHARED)
     assert len(rows) >= 30
-    assert all(row["answer"] for row in rows)
+    assert all(row.answer for row in rows)
 
 
-PROBLEMS = [{"problem_id": f"p{n}", "problem": f"{n}", "answer": f"{n}"} for n in range(10)]
+PROBLEMS = [Problem(f"p{n}", f"{n}", f"{n}", None, None, None, "made") for n in range(10)]
 
 
-def ids(rows: list[dict[str, Any]], step: int) -> list[str]:
-    return [row["problem_id"] for row in rows if row["step"] == step]
+def ids(rows: list[ScheduledProblem], step: int) -> list[str]:
+    return [row.problem_id for row in rows if row.step == step]
 
 
 def test_every_epoch_sees_every_problem_once() -> None:
     rows = schedule(PROBLEMS, steps=5, prompts=4, seed=1)  # 20 prompts: two epochs of ten
-    seen = [row["problem_id"] for row in rows]
-    assert sorted(seen) == sorted([row["problem_id"] for row in PROBLEMS] * 2)
+    seen = [row.problem_id for row in rows]
+    assert sorted(seen) == sorted([row.problem_id for row in PROBLEMS] * 2)
     assert all(len(set(ids(rows, step))) == 4 for step in range(1, 6))
-    assert [row["position"] for row in rows[:4]] == [0, 1, 2, 3]
+    assert [row.position for row in rows[:4]] == [0, 1, 2, 3]
 
 
 def test_a_longer_run_begins_like_a_shorter_one() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.data.tasks import (
     FAMILIES,
     WORDS,
-    Problem,
     Split,
     boxed,
     family_problems,

@@ -73,3 +73,50 @@ def test_no_stem_stands_for_two_modules(folder: str) -> None:
     files = [file for name, file in modules().items() if not name.startswith("hacpo.stages")]
     stems = Counter(file.stem for file in files if file.stem != "__init__" and "commands" not in file.parts)
     assert [stem for stem, count in stems.items() if count > 1] == []
+
+
+OPENS_FILES = {"pathlib", "os", "io", "shutil", "tempfile", "glob", "pyarrow.parquet", "pyarrow.fs", "pyarrow.dataset"}
+"""Modules by which files are read or written; of `hacpo.artifacts`, what is not of these names."""
+OF_NO_FILE = {"hacpo.artifacts.tables", "hacpo.artifacts.problem_rows"}
+OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "read_table", "write_table", "load", "save"}
+
+
+def opened(source: str) -> Iterator[str]:
+    """What in a module's code could open a file: modules that are there for it, and calls of such names."""
+    for node in ast.walk(ast.parse(source)):
+        modules: list[str] = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            yield from {name} & OPENING
+        yield from {module for module in modules if module in OPENS_FILES}
+        within = {module for module in modules if module.startswith("hacpo.artifacts.")}
+        if within and not within & OF_NO_FILE:
+            yield min(within)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("import pyarrow.parquet as pq", "pyarrow.parquet"),
+        ("from pyarrow import parquet", "pyarrow.parquet"),
+        ("def f():\n    from pathlib import Path", "pathlib"),
+        ("from hacpo.artifacts import storage", "hacpo.artifacts.storage"),
+        ("from hacpo.artifacts.parquet import read_given", "hacpo.artifacts.parquet"),
+        ("open(x)", "open"),
+        ("x.read_text()", "read_text"),
+        ("from hacpo.artifacts.tables import POOL\nfrom hacpo.artifacts import problem_rows\nimport pyarrow as pa", ""),
+    ],
+)
+def test_what_opens_a_file_is_seen(line: str, what: str) -> None:
+    assert list(opened(line)) == [what] * bool(what)
+
+
+def test_the_algorithm_opens_no_file() -> None:
+    files = [path for name, path in modules().items() if name.startswith("hacpo.algorithm.")]
+    assert len(files) > 10
+    odd = [f"{path.name}: {what}" for path in files for what in opened(path.read_text(encoding="utf-8"))]
+    assert not odd, ", ".join(odd)

@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, SHARED, Cli, environment, make_finished
+from hacpo.artifacts.problem_rows import Asked
 from hacpo.engines.interface import Scorer
 from hacpo.errors import SettingsError, TemplateError
 from hacpo.pipeline.catalogue import STAGES
@@ -335,7 +336,7 @@ def test_a_template_that_will_not_is_one_line_before_any_weights_are_read(
 def test_a_template_that_knows_thinking_by_its_other_name(models: Path, tmp_path: Path) -> None:
     shutil.copytree(models / "ada", tmp_path / "ada")
     (tmp_path / "ada" / "chat_template.jinja").write_text(QUESTION + THINKS)
-    ada, problem = ChatTokenizer(tmp_path / "ada"), {"problem_id": "p", "problem": "1+1=?"}
+    ada, problem = ChatTokenizer(tmp_path / "ada"), Asked("p", "1+1=?", "2")
     for thinking, expected in ((None, "1+1=?"), (False, "1+1=?"), (True, "1+1=?<think>")):
         settings = PromptSettings(thinking=thinking)
         check_template(ada, "ada", settings)
@@ -347,7 +348,7 @@ def test_a_template_that_knows_thinking_by_its_other_name(models: Path, tmp_path
 def test_qwen3_thinks_or_not_and_hears_the_system_message() -> None:
     """Its template writes an empty thought into the prompt when thinking is off, and nothing when it is on."""
     qwen = ChatTokenizer(SHARED / "tokenizers" / "qwen3")
-    problem = {"problem_id": "p", "problem": "1+1=?"}
+    problem = Asked("p", "1+1=?", "2")
     start = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1=?<|im_end|>\n<|im_start|>assistant\n"
     for thinking, end in ((None, ""), (True, ""), (False, "<think>\n\n</think>\n\n")):
         settings = PromptSettings(system="Be brief.", thinking=thinking)

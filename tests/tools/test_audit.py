@@ -24,7 +24,7 @@ from conftest import PARAMS, ROOT, Cli, environment, make_project, train
 from hacpo.artifacts.shards import differences
 from hacpo.pipeline.project import Pipeline
 from hacpo.tools.audit.audit_view import print_audit
-from hacpo.tools.audit.lists import ListColumn
+from hacpo.tools.audit.lists import ListColumn, same_values
 from hacpo.tools.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
 from tests.tampering import Sandbox
 
@@ -402,6 +402,23 @@ def test_lists_by_hand() -> None:
     changed = ListColumn.of(pa.array([[1, 2], [], [3, 4, 6]]))
     assert changed.same_as(column, np.arange(3)).tolist() == [True, True, False]
     assert ListColumn.of(pa.array([[], []], pa.list_(pa.int32()))).sums().tolist() == [0.0, 0.0]
+
+
+def test_values_are_compared_list_by_list() -> None:
+    """However nested; a null is a null and no empty list, NaN is nothing, and a tolerance is for numbers."""
+    nan = float("nan")
+    numbers = pa.array([1.0, nan, None, None, 2.0]), pa.array([1.0, nan, None, 1.0, 2.5])
+    assert same_values(*numbers).tolist() == [True, False, True, False, False]
+    assert same_values(*numbers, 0.5).tolist() == [True, False, True, False, True]
+    assert same_values(*numbers, np.array([0, 0, 0, 9, 0.4])).tolist() == [True, False, True, False, False]
+    lists = pa.array([[1.0, 2.0], [], [], [3.0], None]), pa.array([[1.0, 2.5], [], None, [3.0, 4.0], None])
+    assert same_values(*lists).tolist() == [False, True, False, False, True]
+    assert same_values(*lists, 0.5).tolist() == [True, True, False, False, True]
+    nested = pa.array([[[1], [2, 3]], [[1]], [[]], None, [[5]]]), pa.array([[[1], [2, 3]], [[2]], [], None, [None]])
+    assert same_values(*nested).tolist() == [True, False, False, True, False]
+    texts = pa.array(["a", None, "b"]), pa.array(["a", None, "c"])
+    assert same_values(*texts).tolist() == [True, True, False]
+    assert same_values(pa.array([], pa.list_(pa.int32())), pa.array([], pa.list_(pa.int32()))).tolist() == []
 
 
 def test_advantages_that_cannot_be_read_accuse_no_trace(finished_copy: Path, cli: Cli) -> None:

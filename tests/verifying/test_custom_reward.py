@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 
 from conftest import Cli, environment
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.errors import DataError, SettingsError
 from hacpo.settings.verification import VerificationSettings
 from hacpo.verifying import function as reward_function
@@ -83,7 +84,7 @@ def write(root: Path, text: str, name: str = "rewards.py") -> None:
 
 
 def request(text: str, finish_reason: str = "stop", **problem: Any) -> Request:
-    return Request(f"{problem}/{finish_reason}/{text}", text, finish_reason, "2", {**PROBLEM, **problem})
+    return Request(f"{problem}/{finish_reason}/{text}", text, finish_reason, "2", Problem(**{**PROBLEM, **problem}))
 
 
 def verify(root: Path, requests: list[Request], name: str = "rewards:score", **settings: Any) -> list[Verdict]:
@@ -288,11 +289,11 @@ def test_equal_calls_are_made_once(tmp_path: Path) -> None:
             return 1.0
         """,
     )
-    rows = [{**PROBLEM, "problem_id": name} for name in ("p", "q")]
+    problems = [Problem(**{**PROBLEM, "problem_id": name}) for name in ("p", "q")]
     requests = [
-        Request(f"{row['problem_id']}{text}{finish}{sample}", text, finish, "2", row)
+        Request(f"{problem.problem_id}{text}{finish}{sample}", text, finish, "2", problem)
         for sample in range(5)
-        for row in rows
+        for problem in problems
         for text in ("a", "b")
         for finish in ("stop", "length")
     ]

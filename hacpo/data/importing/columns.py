@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.data.importing.cells import bare_answer, digest, final_answer, level_of, plain_text
 from hacpo.errors import DataError, SettingsError
 
@@ -28,19 +28,6 @@ GUESSES = {
     "source": ("source", "data_source", "url"),
 }
 """Column of the problems table -> what files call it, the likeliest first; `a.b` is field b of the column a."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A row of the problems table."""
-
-    problem_id: str
-    problem: str
-    answer: str
-    solution: str | None
-    subject: str | None
-    level: int | None
-    source: str
 
 
 def parse_map(texts: Sequence[str]) -> dict[str, str]:

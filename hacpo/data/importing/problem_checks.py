@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from hacpo.artifacts.parquet import read_given
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.callbacks import OnProgress
 from hacpo.data.importing.cells import normalised
-from hacpo.data.importing.columns import Problem
-from hacpo.errors import DataError
+from hacpo.errors import DataError, NotParquetError
 from hacpo.settings.verification import VerificationSettings
 from hacpo.verifying.verifier import Request, Verifier
 
@@ -115,10 +113,11 @@ def overlaps(problems: Sequence[Problem], others: Mapping[str, Sequence[tuple[st
 def texts_of(file: Path) -> list[tuple[str, str]] | None:
     """(problem_id, problem) of a problem file's rows; None where it is no problem file."""
     try:
-        table = pq.read_table(file, columns=["problem_id", "problem"])
-    except (pa.ArrowException, OSError):
+        table = read_given(file, ["problem_id", "problem"])
+    except NotParquetError:
         return None
-    return [(str(row["problem_id"]), str(row["problem"])) for row in table.to_pylist()]
+    columns = (map(str, table[name].to_pylist()) for name in ("problem_id", "problem"))
+    return list(zip(*columns, strict=True))
 
 
 def counts(values: Iterable[object]) -> Mapping[str, int]:

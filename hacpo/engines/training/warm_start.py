@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.data import tasks
 from hacpo.engines.models.tiny import BOX, build_model, build_tokenizer
 from hacpo.errors import SettingsError
@@ -119,7 +120,7 @@ class Corpus:
     def _solution(self) -> Text:
         family = self._random.choice(self._problems)
         problem = self._random.choice(family)
-        guessing = self._settings.guessing.get(problem.subject, 0.0)
+        guessing = self._settings.guessing.get(problem.subject or "", 0.0)
         guesses = min(guessing, _MOST_GUESSES)
         prompt = self._prompt(problem.problem)
         if self._random.random() < guesses:
@@ -132,10 +133,10 @@ class Corpus:
         targets = [_IGNORED] * len(prompt) + token_ids
         return Text(prompt + token_ids, targets, None if teaches_habit else len(prompt))
 
-    def _worked(self, problem: tasks.Problem) -> str:
-        if self._random.random() >= self._settings.slips:
-            return problem.solution
+    def _worked(self, problem: Problem) -> str:
         first, second = tasks.steps_of(problem)
+        if self._random.random() >= self._settings.slips:
+            return tasks.worked(first, second)
         return tasks.worked(first, tasks.Step(second.expression, self._near(second.result, (-2, -1, 1, 2))))
 
     def _near(self, number: int, distances: Sequence[int]) -> int:

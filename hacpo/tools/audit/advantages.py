@@ -20,8 +20,8 @@ from hacpo.algorithm.advantage_table import (
     side_sample_capability,
 )
 from hacpo.algorithm.group_advantage import step_advantages
-from hacpo.algorithm.oracle import capabilities_of_step
 from hacpo.artifacts import tables
+from hacpo.data.oracle_table import capabilities_of_step
 from hacpo.errors import HacpoError
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch

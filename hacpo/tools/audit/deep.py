@@ -15,28 +15,35 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
-import functools
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from hacpo.algorithm.rollouts import supports
-from hacpo.algorithm.support import Support
 from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.parquet import values
 from hacpo.artifacts.run_files import RunFiles
-from hacpo.artifacts.tables import Row
-from hacpo.errors import HacpoError
+from hacpo.errors import HacpoError, first_line
 from hacpo.pipeline.catalogue import EVALUATE, GENERATE, SIDE_GENERATE, UPDATE, StageSpec
 from hacpo.pipeline.execution.session import Session
 from hacpo.pipeline.execution.worker_process import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
+from hacpo.tools.audit.lists import Flags, Floats, same_values
+
+_NAME = "#name"
+"""Column added to what is read: what a row is called in findings."""
+
+_ROWS_AT_ONCE = 4096
+"""Rows that are compared at once."""
 
 CHECK = "replay"
 """Name of the invariant in every finding of this module."""
@@ -125,46 +132,45 @@ class DeepAudit:
         layout = self._run.layout
         path, before = layout.rollouts(step, agent), layout.checkpoint(step - 1, agent)
         recorded = self._recorded(tables.ROLLOUTS, step, agent)
-        if not recorded or not self._is_there(before, "rescoring and sampling again"):
+        if not len(recorded) or not self._is_there(before, "rescoring and sampling again"):
             return False
         try:
             rescored = self._rescored(before, agent, recorded)
         except Exception as error:  # of damaged weights or tokens, torch and transformers say what they like
-            self._find(path, expected=f"tokens that {before.parent.name}'s weights can score", found=_said(error))
+            self._find(path, expected=f"tokens that {before.parent.name}'s weights can score", found=_reason(error))
             return False
-        exact = sum(rescored[key]["logprobs"] == row["logprobs"] for key, row in recorded.items())
-        same = bool(exact >= SAME_SHARE * len(recorded))
-        self._compare(path, recorded, rescored, "policy")
+        beside = _Beside(recorded, rescored)
+        same = bool(beside.same("logprobs").sum() >= SAME_SHARE * len(recorded))
+        self._compare(path, beside, "policy")
         if not same:
             most = TOLERANCE[self._run.settings.engine.dtype]
-            near = functools.partial(_near, most=most)
             note = f"within {most:g} nats: another machine than the run's"
             for column in ("logprobs", "support_logprob"):
-                self._compare(path, recorded, rescored, column, near=near, note=note)
+                self._compare(path, beside, column, most=most, note=note)
         elif self._samples_elsewhere("sampling again"):
             for column in ("logprobs", "support_logprob"):
-                self._compare(path, recorded, rescored, column)
+                self._compare(path, beside, column)
         else:
             with self._repeated(GENERATE, step, agent, before) as done:
                 fresh = self._fresh(tables.ROLLOUTS, step, agent)
-                if done and fresh:
+                if done and len(fresh):
                     self.report.exact += 1
-                    self._compare_all(path, recorded, fresh, tables.ROLLOUTS)
+                    self._compare_all(path, _Beside(recorded, fresh))
         return same
 
     def _check_side_sample(self, step: int, agent: str, *, same: bool) -> None:
         """Sample the side sample again, where that must give the same."""
         path, before = self._run.layout.side_rollouts(step, agent), self._run.layout.checkpoint(step - 1, agent)
         recorded = self._recorded(tables.SIDE_ROLLOUTS, step, agent)
-        if not recorded or not same or self._samples_elsewhere("sampling the side sample again"):
+        if not len(recorded) or not same or self._samples_elsewhere("sampling the side sample again"):
             return
         with self._repeated(SIDE_GENERATE, step, agent, before) as done:
             fresh = self._fresh(tables.SIDE_ROLLOUTS, step, agent)
-            if done and fresh:
+            if done and len(fresh):
                 self.report.exact += 1
-                self._compare_all(path, recorded, fresh, tables.SIDE_ROLLOUTS)
+                self._compare_all(path, _Beside(recorded, fresh))
 
-    def _rescored(self, checkpoint: Path, agent: str, recorded: Mapping[str, Row]) -> dict[str, Row]:
+    def _rescored(self, checkpoint: Path, agent: str, recorded: pa.Table) -> pa.Table:
         """`policy`, `logprobs` and `support_logprob` of recorded tokens within their support under a checkpoint, in the
         order and batches of `generate`."""
         from hacpo.engines.from_checkpoint import open_model
@@ -183,18 +189,17 @@ class DeepAudit:
         sampling = settings.agents[agent].sampling
         fresh = rescored(
             scorer,
-            [(row["prompt_token_ids"], row["token_ids"]) for row in recorded.values()],
+            list(zip(*(values(recorded[name]) for name in ("prompt_token_ids", "token_ids")), strict=True)),
             SamplingParameters(sampling.temperature, sampling.max_new_tokens, sampling.top_p, sampling.top_k),
-            [row["support"] for row in recorded.values()],
+            supports(recorded),
         )
-        return {
-            key: {
-                "policy": policy,
-                "logprobs": scores.logprobs.tolist(),
-                "support_logprob": None if scores.support_logprob is None else scores.support_logprob.tolist(),
-            }
-            for key, scores in zip(recorded, fresh, strict=True)
+        columns = {
+            "policy": [policy] * len(fresh),
+            "logprobs": [scores.logprobs for scores in fresh],
+            "support_logprob": [scores.support_logprob for scores in fresh],
         }
+        schema = pa.schema([tables.ROLLOUTS.schema.field(name) for name in columns])
+        return pa.table(columns, schema=schema).append_column(_NAME, recorded[_NAME])
 
     def _samples_elsewhere(self, what: str) -> bool:
         """Whether another engine than the training stack sampled: its tokens are not the same bits every time."""
@@ -213,22 +218,19 @@ class DeepAudit:
             self.report.exact += same
             recorded = self._recorded(tables.TRACE, step, agent)
             fresh = self._fresh(tables.TRACE, step, agent)
-            if recorded:
-                self._check_trace(layout.trace(step, agent), recorded, fresh, same=same)
+            if len(recorded):
+                self._check_trace(layout.trace(step, agent), _Beside(recorded, fresh), same=same)
             if self._is_there(layout.checkpoint(step, agent), "the weights after an update"):
                 self._check_checkpoint(step, agent, same=same)
 
-    def _check_trace(self, path: Path, recorded: Mapping[str, Row], fresh: Mapping[str, Row], *, same: bool) -> None:
+    def _check_trace(self, path: Path, beside: _Beside, *, same: bool) -> None:
         if same:
-            self._compare_all(path, recorded, fresh, tables.TRACE)
+            self._compare_all(path, beside)
             return
         most = TOLERANCE[self._run.settings.engine.dtype]
-
-        def near(row: Row, recorded: float, wanted: float) -> bool:
-            return _near(row, recorded, wanted, most * (LATER_UPDATES if row["update"] else 1.0))
-
+        of_rows = most * np.where(np.asarray(beside.recorded["update"]) > 0, LATER_UPDATES, 1.0)
         note = f"within {most:g} nats ({LATER_UPDATES:g} times that after the first update): another machine"
-        self._compare(path, recorded, fresh, "learner_logprob", near=near, note=note)
+        self._compare(path, beside, "learner_logprob", most=of_rows, note=note)
 
     def _check_checkpoint(self, step: int, agent: str, *, same: bool) -> None:
         """Every file of the new checkpoint; tensors one by one where bytes differ."""
@@ -279,13 +281,15 @@ class DeepAudit:
         layout = self._run.layout
         path = layout.evaluation(step, agent)
         recorded = self._recorded(tables.EVALUATIONS, step, agent)
-        if not recorded or self._samples_elsewhere("evaluating again"):
+        if not len(recorded) or self._samples_elsewhere("evaluating again"):
             return
         with self._repeated(EVALUATE, step, agent, layout.checkpoint(step, agent)) as done:
             fresh = self._fresh(tables.EVALUATIONS, step, agent)
-            if done and sum(fresh.get(key) == row for key, row in recorded.items()) >= SAME_SHARE * len(recorded):
+            beside = _Beside(recorded, fresh)
+            same = np.logical_and.reduce([beside.same(column) for column in tables.EVALUATIONS.schema.names])
+            if done and same.sum() >= SAME_SHARE * len(recorded):
                 self.report.exact += 1
-                self._compare_all(path, recorded, fresh, tables.EVALUATIONS)
+                self._compare_all(path, beside)
 
     # --- repeating and comparing -------------------------------------------------------------------------------------
 
@@ -299,7 +303,7 @@ class DeepAudit:
             try:
                 self._execute([stage.command, str(self._run.pipeline.folder), *options], self._session)
             except Exception as error:  # a stage trusts its inputs, which here may be anything
-                self._find(checkpoint, expected=f"inputs that {stage.name} can be repeated from", found=_said(error))
+                self._find(checkpoint, expected=f"inputs that {stage.name} can be repeated from", found=_reason(error))
                 done = False
         self.report.replayed += done
         try:
@@ -313,79 +317,80 @@ class DeepAudit:
             self._run.skip(what, "the checkpoint is not there")
         return checkpoint.is_dir()
 
-    def _recorded(self, table: tables.Table, step: int, agent: str) -> dict[str, Row]:
-        """The run's rows by their key."""
-        return _rows(self._run.run_files, table, step, agent)
+    def _recorded(self, table: tables.Table, step: int, agent: str) -> pa.Table:
+        """The run's rows, named by their key."""
+        return _named(self._run.run_files, table, step, agent)
 
-    def _fresh(self, table: tables.Table, step: int, agent: str) -> dict[str, Row]:
-        """The repetition's rows by their key."""
-        return _rows(RunFiles(self._run.pipeline.run, self._replay), table, step, agent)
+    def _fresh(self, table: tables.Table, step: int, agent: str) -> pa.Table:
+        """The repetition's rows, named by their key."""
+        return _named(RunFiles(self._run.pipeline.run, self._replay), table, step, agent)
 
-    def _compare_all(
-        self, path: Path, recorded: Mapping[str, Row], fresh: Mapping[str, Row], table: tables.Table
-    ) -> None:
+    def _compare_all(self, path: Path, beside: _Beside) -> None:
         """Every column; and rows that only the repetition has."""
-        for column in table.schema.names:
-            self._compare(path, recorded, fresh, column)
-        missing = [key for key in fresh if key not in recorded]
-        if missing:
-            self._find(path, missing[0], expected="a row", found="no such row", count=len(missing))
+        for column in beside.recorded.column_names:
+            self._compare(path, beside, column)
+        missing = beside.only_fresh
+        if len(missing):
+            self._find(path, missing[0].as_py(), expected="a row", found="no such row", count=len(missing))
 
     def _compare(
-        self,
-        path: Path,
-        recorded: Mapping[str, Row],
-        fresh: Mapping[str, Row],
-        column: str,
-        *,
-        near: Callable[[Row, Any, Any], bool] | None = None,
-        note: str = "",
+        self, path: Path, beside: _Beside, column: str, *, most: float | Floats | None = None, note: str = ""
     ) -> None:
         """One finding for all rows of a column that are not as repeated; the first is named."""
-        odd = [
-            key
-            for key, row in recorded.items()
-            if key in fresh
-            and not (near(row, row[column], fresh[key][column]) if near else row[column] == fresh[key][column])
-        ]
-        if odd:
-            where, wanted, value = _first_difference(column, fresh[odd[0]][column], recorded[odd[0]][column])
-            self._find(path, odd[0], where, expected=wanted, found=value, count=len(odd), note=note)
+        odd = np.flatnonzero(~beside.same(column, most))
+        if len(odd):
+            first = int(odd[0])
+            wanted, recorded = (table[column][first].as_py() for table in (beside.fresh, beside.recorded))
+            where, wanted, value = _first_difference(column, wanted, recorded)
+            name = beside.recorded[_NAME][first].as_py()
+            self._find(path, name, where, expected=wanted, found=value, count=len(odd), note=note)
 
     def _find(self, path: Path, row: str = "", column: str = "", **facts: Any) -> None:
         self._run.find(CHECK, path, row, column, **facts)
 
 
-def _rows(files: RunFiles, table: tables.Table, step: int, agent: str) -> dict[str, Row]:
-    """Rows by their key; none where the table cannot be read (the audit of the tables says so)."""
+class _Beside:
+    """Rows of a run beside their repetition, those that both have.
+
+    Attributes:
+        recorded, fresh: the rows of each, in the order of the run's.
+        only_fresh: names of rows that only the repetition has.
+    """
+
+    def __init__(self, recorded: pa.Table, fresh: pa.Table) -> None:
+        place = pc.index_in(recorded[_NAME], value_set=fresh[_NAME])
+        ordered = np.array_equal(place.to_numpy(), np.arange(len(fresh)))  # as always, and then nothing is copied
+        self.recorded = recorded if ordered else recorded.filter(pc.is_valid(place))
+        self.fresh = fresh if ordered else fresh.take(place.drop_null())
+        self.only_fresh = fresh[_NAME].filter(pc.is_null(pc.index_in(fresh[_NAME], value_set=recorded[_NAME])))
+
+    def same(self, column: str, most: float | Floats | None = None) -> Flags:
+        """Which rows have the same value in a column; see `same_values`."""
+        flags = [np.empty(0, np.bool_)]
+        for start in range(0, len(self.recorded), _ROWS_AT_ONCE):
+            block = slice(start, start + _ROWS_AT_ONCE)
+            left, right = (table[column][block].combine_chunks() for table in (self.recorded, self.fresh))
+            flags.append(same_values(left, right, most[block] if isinstance(most, np.ndarray) else most))
+        return np.concatenate(flags)
+
+
+def _named(files: RunFiles, table: tables.Table, step: int, agent: str) -> pa.Table:
+    """Rows with one more column, their key; none where the table cannot be read (the audit of the tables says so)."""
     try:
         content = files.read(table, step, agent)
     except HacpoError:
-        return {}
-    columns = {name: content[name].to_pylist() for name in content.column_names if name != "support"}
-    if "support" in content.column_names:
-        columns["support"] = supports(content)
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        content = table.schema.empty_table()
     # A step's updates see each response once.
-    names = [name for name in table.key if name != "update"]
-    return {"/".join(str(row[name]) for name in names): row for row in rows}
+    keys = [pc.cast(content[name], pa.string()) for name in table.key if name != "update"]
+    return content.append_column(_NAME, pc.binary_join_element_wise(*keys, "/"))
 
 
-def _said(error: Exception) -> str:
-    lines = str(error).splitlines() or [""]
-    return lines[0] if isinstance(error, HacpoError) else f"{type(error).__name__}: {lines[0][:120]}"
-
-
-def _near(_: Row, recorded: Any, wanted: Any, most: float) -> bool:
-    if recorded is None or wanted is None:
-        return recorded is wanted
-    values, others = np.asarray(recorded, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
-    return values.shape == others.shape and bool((np.abs(values - others) <= most).all())
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, HacpoError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _first_difference(column: str, wanted: Any, recorded: Any) -> tuple[str, Any, Any]:
     """Where in a list value the first difference is; other values as they are."""
-    wanted, recorded = (value.lists() if isinstance(value, Support) else value for value in (wanted, recorded))
     if not isinstance(wanted, list) or not isinstance(recorded, list):
         return column, wanted, recorded
     for index, (value, other) in enumerate(zip(wanted, recorded, strict=False)):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hacpo.artifacts import tables
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.evaluation.metrics import summary
 from hacpo.evaluation.values import Response
 from hacpo.pipeline.catalogue import EVALUATE
@@ -23,9 +23,7 @@ IDENTITY = "benchmark/problem_id/sample"
 """How findings name a row of an evaluation."""
 
 
-def check_evaluation(
-    run: AuditRun, step: int, agent: str, sets: Mapping[str, Sequence[Mapping[str, Any]] | None]
-) -> None:
+def check_evaluation(run: AuditRun, step: int, agent: str, sets: Mapping[str, Sequence[Problem] | None]) -> None:
     """Every problem of every benchmark answered as often as asked, rewarded as its verdict says, and counted right."""
     content = read(run, tables.EVALUATIONS, step, agent)
     if content is None:
@@ -38,7 +36,7 @@ def check_evaluation(
         if problems is None:
             run.skip(f"evaluations on {name}", f"{benchmark.data} cannot be read")
             return
-        ids = [f"{name}/{row['problem_id']}/{sample}" for row in problems for sample in range(benchmark.samples)]
+        ids = [f"{name}/{asked.problem_id}/{sample}" for asked in problems for sample in range(benchmark.samples)]
         expected += ids
         limits += [benchmark.max_new_tokens or run.settings.agents[agent].sampling.max_new_tokens] * len(ids)
     rows = Rows(run, _identified(content), IDENTITY, pa.array(expected, pa.string()))

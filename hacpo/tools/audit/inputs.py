@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from hacpo.artifacts import parquet, tables
+from hacpo.artifacts.problem_rows import Asked, Problem, ScheduledProblem
 from hacpo.artifacts.shards import differences
-from hacpo.artifacts.tables import Row
 from hacpo.data import problems
 from hacpo.errors import HacpoError
 from hacpo.pipeline.catalogue import PREPARE
@@ -25,17 +25,17 @@ from hacpo.tools.audit.table_checks import Content, read, stage_settings
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's problems, in order: rows of the schedule, and their ids and answers as Arrow strings, [P]."""
+    """One step's problems, in order, and their ids and answers as Arrow strings, [P]."""
 
     step: int
-    rows: Sequence[Row]
+    rows: Sequence[ScheduledProblem]
     problem_ids: Any
     answers: Any
 
     @classmethod
-    def of(cls, step: int, rows: Sequence[Row]) -> Batch:
+    def of(cls, step: int, rows: Sequence[ScheduledProblem]) -> Batch:
         """From the schedule's rows of a step."""
-        columns = [pa.array([row[name] for row in rows], pa.string()) for name in ("problem_id", "answer")]
+        columns = [pa.array([getattr(row, name) for row in rows], pa.string()) for name in ("problem_id", "answer")]
         return cls(step, rows, *columns)
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Inputs:
     """
 
     batches: Mapping[int, Batch]
-    sets: Mapping[str, Sequence[Row] | None]
+    sets: Mapping[str, Sequence[Problem] | None]
 
 
 def open_run(pipeline: Pipeline) -> AuditRun:
@@ -144,15 +144,15 @@ def check_inputs(run: AuditRun, *, begun: bool) -> Inputs:
         return Inputs({}, sets)
     counts = {f"problems.{name}": len(content) for name, content in sets.items() if content is not None}
     check_metrics(run, PREPARE, 0, {**counts, "scheduled": len(rows)})
-    by_step: dict[int, list[Row]] = {}
+    by_step: dict[int, list[ScheduledProblem]] = {}
     for row in rows:
-        by_step.setdefault(row["step"], []).append(row)
+        by_step.setdefault(row.step, []).append(row)
     return Inputs({step: Batch.of(step, content) for step, content in by_step.items()}, sets)
 
 
-def _check_data(run: AuditRun) -> dict[str, list[Row] | None]:
+def _check_data(run: AuditRun) -> dict[str, list[Problem] | None]:
     """The data sets: as their source gives them, or as recorded where the source cannot be read."""
-    sets: dict[str, list[Row] | None] = {}
+    sets: dict[str, list[Problem] | None] = {}
     for name, source in run.settings.data.sets.items():
         path = run.layout.problems(name)
         content = None
@@ -160,7 +160,7 @@ def _check_data(run: AuditRun) -> dict[str, list[Row] | None]:
             content = read(run, tables.PROBLEMS, None, name)
         else:
             run.find("files", path, expected="the problems table", found="no such file")
-        recorded = content.arrow.to_pylist() if content else None
+        recorded = Problem.of(content.arrow) if content else None
         try:
             made = problems.load(name, source, run.pipeline.root)
         except HacpoError as error:
@@ -173,14 +173,14 @@ def _check_data(run: AuditRun) -> dict[str, list[Row] | None]:
     return sets
 
 
-def _check_schedule(run: AuditRun, expected: Sequence[Row] | None) -> list[Row] | None:
+def _check_schedule(run: AuditRun, expected: Sequence[ScheduledProblem] | None) -> list[ScheduledProblem] | None:
     path = run.layout.schedule
     content = read(run, tables.SCHEDULE) if path.is_file() else None
     if not path.is_file():
         run.find("files", path, expected="the schedule table", found="no such file")
     if content is None:
         return None
-    recorded: list[Row] = content.arrow.to_pylist()
+    recorded = ScheduledProblem.of(content.arrow)
     if expected is not None:
         _compare_rows(run, "schedule", content, expected, "problem_id")
     return recorded
@@ -197,7 +197,7 @@ def check_prompts(run: AuditRun, batch: Batch) -> None:
         _compare_rows(run, "prompts", content, batch.rows, "problem_id")
 
 
-def _compare_rows(run: AuditRun, check: str, content: Content, expected: Sequence[Row], key: str) -> None:
+def _compare_rows(run: AuditRun, check: str, content: Content, expected: Sequence[Asked], key: str) -> None:
     """Small tables, row by row and column by column."""
     count = len(content.arrow)
     if count != len(expected):
@@ -208,9 +208,9 @@ def _compare_rows(run: AuditRun, check: str, content: Content, expected: Sequenc
         odd = [
             number
             for number, (value, wanted) in enumerate(zip(values, expected, strict=False))
-            if value != wanted[column]
+            if value != getattr(wanted, column)
         ]
         if odd:
             first = odd[0]
-            file, wanted = content.file_of(first), expected[first][column]
+            file, wanted = content.file_of(first), getattr(expected[first], column)
             run.find(check, file, str(names[first]), column, expected=wanted, found=values[first], count=len(odd))

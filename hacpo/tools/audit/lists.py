@@ -8,10 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,7 @@ class ListColumn:
     def of(cls, column: Any) -> Self:
         """From an Arrow list column; a null counts as an empty list."""
         pieces = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-        lengths = [
-            np.asarray(pa.compute.fill_null(pa.compute.list_value_length(piece), 0), dtype=np.int64) for piece in pieces
-        ]
+        lengths = [np.asarray(pc.fill_null(pc.list_value_length(piece), 0), dtype=np.int64) for piece in pieces]
         values = [piece.flatten().to_numpy(zero_copy_only=False) for piece in pieces]
         if len(pieces) == 1:
             return cls(lengths[0], values[0])
@@ -115,3 +115,25 @@ class Taken:
     def row(self, index: int) -> list[Any]:
         """One list."""
         return self.lists.row(int(self.index[index]))
+
+
+def same_values(left: Any, right: Any, most: float | Floats | None = None) -> Flags:
+    """Whether each value of an Arrow array equals that of another of its type: lists, however nested, value by value, a
+    null a null, and NaN nothing.
+
+    Args:
+        most: largest difference that counts as equal, of numbers; for each row another where the rows are no lists.
+    """
+    if pa.types.is_list(left.type):
+        lengths = [pc.fill_null(pc.list_value_length(side), -1) for side in (left, right)]
+        same = np.asarray(pc.equal(*lengths))
+        inner = [side.filter(pa.array(same)).flatten() for side in (left, right)]
+        sizes = np.maximum(np.asarray(lengths[0], np.int64)[same], 0)
+        same[same] = ListColumn(sizes, same_values(inner[0], inner[1], most)).all_true()
+        return same
+    if most is None:
+        equal = pc.fill_null(pc.equal(left, right), False)
+    else:
+        numbers = (np.asarray(pc.cast(side, pa.float64()).to_numpy(zero_copy_only=False)) for side in (left, right))
+        equal = pa.array(np.abs(np.subtract(*numbers)) <= most)
+    return np.asarray(pc.or_(equal, pc.and_(pc.is_null(left), pc.is_null(right))))

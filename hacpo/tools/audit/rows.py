@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
 from hacpo.tools.audit.audit_run import AuditRun
-from hacpo.tools.audit.lists import Flags, Ints, ListColumn, Taken
+from hacpo.tools.audit.lists import Flags, Ints, ListColumn, Taken, same_values
 from hacpo.tools.audit.table_checks import Content
 
 
@@ -114,9 +114,7 @@ class Rows:
         values = self.arrow(column)
         if not isinstance(expected, (pa.Array, pa.Scalar)):
             expected = pa.scalar(expected, values.type) if np.isscalar(expected) else pa.array(expected, values.type)
-        nulls = pc.and_(pc.is_null(values), pc.is_null(expected))
-        same = np.asarray(pc.or_(pc.fill_null(pc.equal(values, expected), False), nulls))
-        self.require(check, column, same, expected, where=where, note=note, shown=values)
+        self.require(check, column, same_values(values, expected), expected, where=where, note=note, shown=values)
 
     def close(
         self,

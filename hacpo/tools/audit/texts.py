@@ -7,19 +7,22 @@ torch where that is installed; no model is loaded and no weight is read.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hacpo.algorithm.pooling import Limits, TextRoute
-from hacpo.algorithm.rollouts import Rollout, Rollouts
+from hacpo.algorithm.rollouts import Rollouts
 from hacpo.artifacts import tables
-from hacpo.artifacts.tables import Row
+from hacpo.artifacts.parquet import values
+from hacpo.artifacts.problem_rows import Asked, Problem, ScheduledProblem
 from hacpo.errors import HacpoError
 from hacpo.seeds import derive_seed
 from hacpo.tokens.prompts import prompt_token_ids
@@ -39,6 +42,33 @@ SAMPLE_ROWS = 64
 
 _FILE, _NAME = "#file", "#name"
 """Columns added to what is read: where a row is, and what it is called in findings."""
+
+_OF_ROLLOUTS = (
+    "rollout_id",
+    "problem_id",
+    "sample",
+    "prompt_token_ids",
+    "token_ids",
+    "text",
+    "finish_reason",
+    "stop_string",
+    "logprobs",
+)
+_OF_POOL = (
+    "rollout_id",
+    "problem_id",
+    "source",
+    "prompt_token_ids",
+    "token_ids",
+    "status",
+    "roundtrip",
+    "learner_tokens",
+    "as_sampled",
+)
+_JUDGED = ("verdict", "reward", "extracted")
+"""Columns that are read, of tables that have others beside them."""
+
+_Asked = TypeVar("_Asked", bound=Asked)
 
 _HURRIED = 0.1
 """Share of its time limit that a response gets once `verification.patience_seconds` are spent. A verdict `timeout` is
@@ -106,16 +136,16 @@ class TextAudit:
             return
         agents = self._run.agents
         if step > 0:
-            problems = {row["problem_id"]: row for row in self._rows(tables.PROMPTS, step)}
+            problems = {asked.problem_id: asked for asked in self._problems(ScheduledProblem, tables.PROMPTS, step)}
             self._prompts.clear()
             rollouts = {}
             for drawn in Drawn.kinds(self._run):
                 for agent in agents:
-                    table = self._read(drawn.rollouts, step, agent)
+                    table = self._read(drawn.rollouts, step, agent, _OF_ROLLOUTS)
                     if table is not None:
                         self._check_rollouts(step, agent, drawn, table, problems)
-                    if not drawn.side:
-                        rollouts[agent] = table
+                        if not drawn.side:
+                            rollouts[agent] = table
             for learner in agents:
                 self._check_pool(step, learner, rollouts, problems)
         if self._run.settings.evaluated(step):
@@ -125,188 +155,177 @@ class TextAudit:
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
     def _check_rollouts(
-        self, step: int, agent: str, drawn: Drawn, table: pa.Table, problems: Mapping[str, Row]
+        self, step: int, agent: str, drawn: Drawn, table: pa.Table, problems: Mapping[str, ScheduledProblem]
     ) -> None:
-        rows = [row for row in self._chosen(table, drawn.rollouts.name, step, agent) if row["problem_id"] in problems]
-        self.report.decoded += len(rows)
+        chosen = _of_problems(self._chosen(table, drawn.rollouts.name, step, agent), problems)
+        self.report.decoded += len(chosen)
         self.report.decoded_of += len(table)
+        asked = [problems[name] for name in chosen["problem_id"].to_pylist()]
         tokenizer = self._tokenizer(agent)
         if tokenizer is not None:
-            expected = [_decoded(tokenizer, row["token_ids"]) for row in rows]
-            note = "null: its tokens cannot be decoded" if None in expected else ""
-            self._compare("text", rows, "text", expected, note)
-            self._check_ends(rows, tokenizer, self._run.settings.agents[agent].sampling.stop)
-            prompts = [self._prompt(agent, tokenizer, problems[row["problem_id"]]) for row in rows]
-            self._compare("prompt", rows, "prompt_token_ids", prompts)
-        verdicts = {row["rollout_id"]: row for row in self._rows(drawn.verdicts, step, agent)}
-        judged = [row for row in rows if row["rollout_id"] in verdicts]
-        whole = self._whole_problems
-        requests = [
-            Request(
-                row["rollout_id"],
-                row["text"],
-                row["finish_reason"],
-                problems[row["problem_id"]]["answer"],
-                whole.get(row["problem_id"]),
-            )
-            for row in judged
-        ]
+            texts = [_decoded(tokenizer, token_ids) for token_ids in values(chosen["token_ids"])]
+            note = "null: its tokens cannot be decoded" if None in texts else ""
+            self._compare("text", chosen, ["text"], ((text,) for text in texts), note)
+            self._check_ends(chosen, tokenizer, self._run.settings.agents[agent].sampling.stop)
+            prompts = ((self._prompt(agent, tokenizer, problem),) for problem in asked)
+            self._compare("prompt", chosen, ["prompt_token_ids"], prompts)
         self.report.verified_of += len(table)
+        verdicts = self._read(drawn.verdicts, step, agent, ["rollout_id", *_JUDGED])
+        if verdicts is None:
+            return
+        place = pc.index_in(chosen["rollout_id"], value_set=verdicts["rollout_id"])
+        whole = self._whole_problems
+        told = (chosen[name].to_pylist() for name in ("rollout_id", "text", "finish_reason"))
+        requests = [
+            Request(name, text, finish_reason, problem.answer, whole.get(problem.problem_id))
+            for name, text, finish_reason, problem, judged in zip(*told, asked, pc.is_valid(place), strict=True)
+            if judged.as_py()
+        ]
         path = self._run.run_files.path(drawn.verdicts, step, agent)
-        self._check_verdicts(path, requests, [verdicts[row["rollout_id"]] for row in judged])
+        self._check_verdicts(path, requests, verdicts.take(place.drop_null()))
 
-    def _check_ends(self, rows: Sequence[Row], tokenizer: ChatTokenizer, stop: Sequence[str]) -> None:
+    def _check_ends(self, chosen: pa.Table, tokenizer: ChatTokenizer, stop: Sequence[str]) -> None:
         """A response ends where its tokens first say so, and says how."""
-        reasons, strings, early = [], [], []
-        for row in rows:
-            token_ids, ends = row["token_ids"], tokenizer.stop_token_ids
+        reasons, strings, early, ends = [], [], [], tokenizer.stop_token_ids
+        for row, (token_ids, text) in enumerate(zip(*map(values, (chosen["token_ids"], chosen["text"])), strict=True)):
             complete = _completed_at(tokenizer, token_ids, stop)
             by_eos = bool(token_ids) and token_ids[-1] in ends
             by_string = not by_eos and complete == len(token_ids)
-            reasons.append("stop" if by_eos or by_string else "length")
-            strings.append(first_stop(row["text"], stop) if by_string else None)
+            reasons.append(("stop" if by_eos or by_string else "length",))
+            strings.append((first_stop(text, stop) if by_string else None,))
             if any(token in ends for token in token_ids[:-1]) or (complete or len(token_ids)) < len(token_ids):
                 early.append(row)
-        self._compare("end", rows, "finish_reason", reasons, note="whether the last token ends a response")
-        self._compare("end", rows, "stop_string", strings, note="what ended it, if that was no EOS")
-        self._compare("end", early, "token_ids", ["no token after the one that ends it"] * len(early))
+        self._compare("end", chosen, ["finish_reason"], reasons, note="whether the last token ends a response")
+        self._compare("end", chosen, ["stop_string"], strings, note="what ended it, if that was no EOS")
+        none_after = [("no token after the one that ends it",)] * len(early)
+        self._compare("end", chosen.take(pa.array(early, pa.int64())), ["token_ids"], none_after)
 
     @cached_property
-    def _whole_problems(self) -> dict[str, Row]:
+    def _whole_problems(self) -> dict[str, Problem]:
         """The training problems, which a reward function is given; none where answers alone are compared."""
         settings = self._run.settings
         if settings.verification.is_math:
             return {}
-        return {row["problem_id"]: row for row in self._rows(tables.PROBLEMS, None, settings.data.train)}
+        return {
+            asked.problem_id: asked for asked in self._problems(Problem, tables.PROBLEMS, None, settings.data.train)
+        }
 
-    def _check_verdicts(self, path: Path, requests: Sequence[Request], rows: Sequence[Row]) -> None:
+    def _check_verdicts(self, path: Path, requests: Sequence[Request], recorded: pa.Table) -> None:
         try:
             fresh = self._verifier.verify(requests)
         except HacpoError as error:
             self._run.find("verdict", path, expected="responses that can be verified anew", found=str(error))
             return
-        self.report.verified += len(rows)
+        self.report.verified += len(recorded)
         doubtful = [
             number
-            for number, (row, verdict) in enumerate(zip(rows, fresh, strict=True))
-            if row["verdict"] != verdict.verdict and "timeout" in (row["verdict"], verdict.verdict)
+            for number, (outcome, verdict) in enumerate(zip(recorded["verdict"].to_pylist(), fresh, strict=True))
+            if outcome != verdict.verdict and "timeout" in (outcome, verdict.verdict)
         ]
         again = dict(zip(doubtful, self._hurried.verify([requests[number] for number in doubtful]), strict=True))
         undecided = {number for number, verdict in again.items() if verdict.verdict == "timeout"}
         self.report.undecided += len(undecided)
-        compared = [number for number in range(len(rows)) if number not in undecided]
-        for column in ("verdict", "reward", "extracted"):
-            self._compare(
-                "verdict",
-                [rows[number] for number in compared],
-                column,
-                [getattr(fresh[number], column) for number in compared],
-            )
+        compared = [number for number in range(len(recorded)) if number not in undecided]
+        table = recorded.take(pa.array(compared, pa.int64()))
+        verdicts = ([getattr(fresh[number], column) for column in _JUDGED] for number in compared)
+        self._compare("verdict", table, _JUDGED, verdicts)
 
     # --- pools -------------------------------------------------------------------------------------------------------
 
     def _check_pool(
-        self, step: int, learner: str, rollouts: Mapping[str, pa.Table | None], problems: Mapping[str, Row]
+        self, step: int, learner: str, rollouts: Mapping[str, pa.Table], problems: Mapping[str, ScheduledProblem]
     ) -> None:
-        table = self._read(tables.POOL, step, learner)
+        table = self._read(tables.POOL, step, learner, _OF_POOL)
         tokenizer = None if table is None else self._tokenizer(learner)
         if table is None or tokenizer is None:
             return
-        table = table.filter(pa.compute.invert(table["as_sampled"]))  # those are compared without a tokenizer
-        rows = [row for row in self._chosen(table, "pool", step, learner) if row["problem_id"] in problems]
-        sources = self._sources(rows, rollouts)
+        table = table.filter(pc.invert(table["as_sampled"]))  # those are compared without a tokenizer
+        chosen = _of_problems(self._chosen(table, "pool", step, learner), problems)
         routes = self._routes(learner, tokenizer)
-        rows = [row for row in rows if row["rollout_id"] in sources and row["source"] in routes]
-        self.report.retokenised += len(rows)
+        every = pa.concat_tables(list(rollouts.values())[::-1]) if rollouts else chosen.slice(0, 0)
+        place = pc.index_in(chosen["rollout_id"], value_set=every["rollout_id"])
+        routed = pc.is_in(chosen["source"], value_set=pa.array(routes, pa.string()))
+        known = pc.and_(pc.is_valid(place), routed)
+        chosen, place = chosen.filter(known), place.filter(known)
+        self.report.retokenised += len(chosen)
         self.report.retokenised_of += len(table)
-        prompts = [self._prompt(learner, tokenizer, problems[row["problem_id"]]) for row in rows]
-        self._compare("prompt", rows, "prompt_token_ids", prompts)
+        asked = [problems[name] for name in chosen["problem_id"].to_pylist()]
+        prompts = [self._prompt(learner, tokenizer, problem) for problem in asked]
+        self._compare("prompt", chosen, ["prompt_token_ids"], ((prompt,) for prompt in prompts))
         most = Limits.of(self._run.config(learner), self._run.settings.pool.max_tokens).tokens
-        results = [
-            routes[row["source"]].retokenised(
-                sources[row["rollout_id"]],
-                most - len(row["prompt_token_ids"] if isinstance(prompt, str) else prompt),
-                score_eos=self._run.settings.algorithm.importance.score_eos,
-            )
-            for row, prompt in zip(rows, prompts, strict=True)
+        recorded = pc.list_value_length(chosen["prompt_token_ids"]).to_pylist()
+        rooms = [
+            most - (length if isinstance(prompt, str) else len(prompt))
+            for prompt, length in zip(prompts, recorded, strict=True)
         ]
-        for column in ("token_ids", "status", "roundtrip"):
-            self._compare("retokenise", rows, column, [getattr(result, column) for result in results])
-        self._compare("retokenise", rows, "learner_tokens", [len(result.token_ids) for result in results])
+        responses = map(Rollouts(every).__getitem__, place.to_pylist())
+        score_eos = self._run.settings.algorithm.importance.score_eos
+        results = (
+            routes[source].retokenised(rollout, room, score_eos=score_eos)
+            for source, rollout, room in zip(chosen["source"].to_pylist(), responses, rooms, strict=True)
+        )
+        again = ((result.token_ids, result.status, result.roundtrip, len(result.token_ids)) for result in results)
+        self._compare("retokenise", chosen, ["token_ids", "status", "roundtrip", "learner_tokens"], again)
 
     def _routes(self, learner: str, tokenizer: ChatTokenizer) -> dict[str, TextRoute]:
         """How the others' responses become the learner's tokens, for those whose tokenizer can be used."""
         others = {agent: self._tokenizer(agent) for agent in self._run.agents if agent != learner}
         return {agent: TextRoute(other, tokenizer) for agent, other in others.items() if other is not None}
 
-    def _sources(self, rows: Sequence[Row], rollouts: Mapping[str, pa.Table | None]) -> dict[str, Rollout]:
-        """The rollouts behind pool rows, by rollout_id."""
-        wanted = pa.array([row["rollout_id"] for row in rows], pa.string())
-        sources: dict[str, Rollout] = {}
-        for table in rollouts.values():
-            if table is not None:
-                every = Rollouts(table)
-                places = pa.compute.index_in(wanted, value_set=table["rollout_id"]).drop_null().to_pylist()
-                sources |= {rollout.rollout_id: rollout for rollout in map(every.__getitem__, places)}
-        return sources
-
     # --- evaluations -------------------------------------------------------------------------------------------------
 
     def _check_evaluation(self, step: int, agent: str) -> None:
-        settings = self._run.settings
-        table = self._read(tables.EVALUATIONS, step, agent)
+        table = self._read(
+            tables.EVALUATIONS, step, agent, [*tables.EVALUATIONS.key, "text", "finish_reason", *_JUDGED]
+        )
         if table is None:
             return
         problems = {
-            (name, row["problem_id"]): row
-            for name, benchmark in settings.evaluation.benchmarks.items()
-            for row in self._rows(tables.PROBLEMS, None, benchmark.data)
+            (name, asked.problem_id): asked
+            for name, benchmark in self._run.settings.evaluation.benchmarks.items()
+            for asked in self._problems(Problem, tables.PROBLEMS, None, benchmark.data)
         }
-        rows = [
-            row
-            for row in self._chosen(table, "evaluations", step, agent)
-            if (row["benchmark"], row["problem_id"]) in problems
-        ]
+        chosen = self._chosen(table, "evaluations", step, agent)
+        names = zip(*(chosen[name].to_pylist() for name in ("benchmark", "problem_id")), strict=True)
+        asked = [problems.get(name) for name in names]
+        told = (chosen[name].to_pylist() for name in (_NAME, "text", "finish_reason"))
         requests = [
-            Request(
-                row[_NAME],
-                row["text"],
-                row["finish_reason"],
-                problems[row["benchmark"], row["problem_id"]]["answer"],
-                problems[row["benchmark"], row["problem_id"]],
-            )
-            for row in rows
+            Request(name, text, finish_reason, problem.answer, problem)
+            for name, text, finish_reason, problem in zip(*told, asked, strict=True)
+            if problem is not None
         ]
         self.report.verified_of += len(table)
-        self._check_verdicts(self._run.layout.evaluation(step, agent), requests, rows)
+        known = chosen.filter(pa.array([problem is not None for problem in asked], pa.bool_()))
+        self._check_verdicts(self._run.layout.evaluation(step, agent), requests, known)
 
     # --- reading and comparing ---------------------------------------------------------------------------------------
 
-    def _read(self, table: tables.Table, step: int | None, whose: str = "") -> pa.Table | None:
+    def _read(
+        self, table: tables.Table, step: int | None, whose: str = "", columns: Sequence[str] | None = None
+    ) -> pa.Table | None:
         """A table with two more columns, each row's file and the name it has in findings; None where it cannot be
         read."""
         try:
-            shards = list(self._run.run_files.shards(table, step, whose))
+            shards = list(self._run.run_files.shards(table, step, whose, columns=columns))
         except HacpoError:
             return None
         files = [pa.array([str(shard.path)] * len(shard.content), pa.string()) for shard in shards]
         content = pa.concat_tables([shard.content for shard in shards])
-        keys = [pa.compute.cast(content[name], pa.string()) for name in table.key]
-        names = pa.compute.binary_join_element_wise(*keys, "/")
+        keys = [pc.cast(content[name], pa.string()) for name in table.key]
+        names = pc.binary_join_element_wise(*keys, "/")
         return content.append_column(_FILE, pa.chunked_array(files)).append_column(_NAME, names)
 
-    def _rows(self, table: tables.Table, step: int | None, whose: str = "") -> list[Row]:
+    def _problems(self, kind: type[_Asked], table: tables.Table, step: int | None, whose: str = "") -> list[_Asked]:
+        """Problems of a set or of a step; none where they cannot be read."""
         content = self._read(table, step, whose)
-        rows: list[Row] = [] if content is None else content.to_pylist()
-        return rows
+        return [] if content is None else kind.of(content)
 
-    def _chosen(self, table: pa.Table, name: str, step: int, agent: str) -> list[Row]:
+    def _chosen(self, table: pa.Table, name: str, step: int, agent: str) -> pa.Table:
         """All rows, or the sample."""
         if self._mode == "sample" and len(table) > SAMPLE_ROWS:
             stream = random.Random(derive_seed(self._seed, "audit", name, step, agent))
             table = table.take(sorted(stream.sample(range(len(table)), SAMPLE_ROWS)))
-        rows: list[Row] = table.to_pylist()
-        return rows
+        return table
 
     def _tokenizer(self, agent: str) -> ChatTokenizer | None:
         """An agent's tokenizer, the same at every step; None, with a finding, where it cannot be used."""
@@ -324,9 +343,9 @@ class TextAudit:
                 self._run.find("text", folder, expected="a usable tokenizer", found=str(error))
         return self._tokenizers[agent]
 
-    def _prompt(self, agent: str, tokenizer: ChatTokenizer, problem: Row) -> list[int] | str:
+    def _prompt(self, agent: str, tokenizer: ChatTokenizer, problem: ScheduledProblem) -> list[int] | str:
         """A problem's prompt in an agent's tokens, or why its template refuses it."""
-        key = (agent, problem["problem_id"])
+        key = (agent, problem.problem_id)
         if key not in self._prompts:
             try:
                 asked = self._run.settings.agents[agent].prompt
@@ -335,13 +354,33 @@ class TextAudit:
                 self._prompts[key] = str(error)
         return self._prompts[key]
 
-    def _compare(self, check: str, rows: Sequence[Row], column: str, expected: Sequence[Any], note: str = "") -> None:
-        """One finding for all rows of a column that are not as expected; the first is named."""
-        odd = [(row, wanted) for row, wanted in zip(rows, expected, strict=True) if row[column] != wanted]
-        if odd:
-            row, wanted = odd[0]
-            facts = {"expected": wanted, "found": row[column], "count": len(odd), "note": note}
-            self._run.find(check, Path(row[_FILE]), row[_NAME], column, **facts)
+    def _compare(
+        self, check: str, table: pa.Table, columns: Sequence[str], expected: Iterable[Sequence[Any]], note: str = ""
+    ) -> None:
+        """One finding for all rows of a column that are not as expected; the first is named.
+
+        Args:
+            expected: for each row, the value of every one of the columns.
+        """
+        first: dict[str, tuple[int, Any, Any]] = {}
+        count = Counter[str]()
+        for row, (recorded, wanted) in enumerate(
+            zip(zip(*(values(table[column]) for column in columns), strict=True), expected, strict=True)
+        ):
+            for column, value, other in zip(columns, recorded, wanted, strict=True):
+                if value != other:
+                    first.setdefault(column, (row, value, other))
+                    count[column] += 1
+        for column in (column for column in columns if column in first):
+            row, value, other = first[column]
+            file, name = (table[key][row].as_py() for key in (_FILE, _NAME))
+            facts = {"expected": other, "found": value, "count": count[column], "note": note}
+            self._run.find(check, Path(file), name, column, **facts)
+
+
+def _of_problems(table: pa.Table, problems: Mapping[str, ScheduledProblem]) -> pa.Table:
+    """The rows of these problems."""
+    return table.filter(pc.is_in(table["problem_id"], value_set=pa.array(problems, pa.string())))
 
 
 def _decoded(tokenizer: ChatTokenizer, token_ids: list[int]) -> str | None:

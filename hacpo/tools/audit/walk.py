@@ -113,9 +113,17 @@ def audit(
     tell("records of DVC", len(steps), len(steps))
     check_locks(run)
     if result.texts != "none":
-        result.text_report = _read_texts(run, result, tell)
+        from hacpo.tools.audit.texts import TextAudit
+
+        with TextAudit(run, result.texts) as reader:
+            _each_step("texts", reader.check, result, tell)
+            result.text_report = reader.report
     if deep:
-        result.deep_report = _repeat(run, result, tell)
+        from hacpo.tools.audit.deep import DeepAudit
+
+        with DeepAudit(run) as repeated:
+            _each_step("repeating", repeated.check, result, tell)
+            result.deep_report = repeated.report
     return result
 
 
@@ -140,21 +148,8 @@ def _default_texts(run: AuditRun, presence: Presence) -> Texts:
     return "all" if presence.reached(run) * per_step <= ALL_TEXTS_UP_TO else "sample"
 
 
-def _read_texts(run: AuditRun, result: Audit, on_progress: OnPart) -> TextReport:
-    from hacpo.tools.audit.texts import TextAudit
-
-    with TextAudit(run, result.texts) as reader:
-        for step in range(result.first, result.last + 1):
-            on_progress("texts", step - result.first, result.last - result.first + 1)
-            reader.check(step)
-        return reader.report
-
-
-def _repeat(run: AuditRun, result: Audit, on_progress: OnPart) -> DeepReport:
-    from hacpo.tools.audit.deep import DeepAudit
-
-    with DeepAudit(run) as repeated:
-        for step in range(result.first, result.last + 1):
-            on_progress("repeating", step - result.first, result.last - result.first + 1)
-            repeated.check(step)
-        return repeated.report
+def _each_step(what: str, check: Callable[[int], None], result: Audit, on_progress: OnPart) -> None:
+    """Check every step, and say how far that is."""
+    for step in range(result.first, result.last + 1):
+        on_progress(what, step - result.first, result.last - result.first + 1)
+        check(step)

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hacpo.algorithm.oracle import read_oracle, refuse_gaps
-from hacpo.artifacts.tables import Row
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.data import problems
 from hacpo.data.importing.known import KNOWN
+from hacpo.data.oracle_table import read_oracle, refuse_gaps
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings.root import DataSet
@@ -26,7 +26,7 @@ class Files:
     """Problem sets, each read once however many pipelines use it."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, Path], tuple[int, Row] | HacpoError] = {}
+        self._found: dict[tuple[str, Path], tuple[int, Problem] | HacpoError] = {}
 
     def count(self, name: str, source: DataSet, root: Path) -> int:
         """How many problems a set has.
@@ -36,11 +36,11 @@ class Files:
         """
         return self._look(name, source, root)[0]
 
-    def first(self, name: str, source: DataSet, root: Path) -> Row:
+    def first(self, name: str, source: DataSet, root: Path) -> Problem:
         """Its first problem; errors as for `count`."""
         return self._look(name, source, root)[1]
 
-    def _look(self, name: str, source: DataSet, root: Path) -> tuple[int, Row]:
+    def _look(self, name: str, source: DataSet, root: Path) -> tuple[int, Problem]:
         key = source.model_dump_json(), root.resolve()
         if key not in self._found:
             try:
@@ -115,7 +115,7 @@ def check_reward(pipeline: Pipeline, files: Files, tried: dict[str, Remark | Non
     except HacpoError as refusal:
         yield error(refusal)
         return
-    problem: Row | None = None
+    problem: Problem | None = None
     with contextlib.suppress(HacpoError):  # which another remark says
         problem = files.first(settings.data.train, settings.data.sets[settings.data.train], pipeline.root)
     key = repr((verification.model_dump_json(), pipeline.root.resolve(), problem))
@@ -126,10 +126,10 @@ def check_reward(pipeline: Pipeline, files: Files, tried: dict[str, Remark | Non
         yield remark
 
 
-def _try_reward(settings: VerificationSettings, root: Path, problem: Row | None) -> Remark | None:
+def _try_reward(settings: VerificationSettings, root: Path, problem: Problem | None) -> Remark | None:
     """What is wrong with a reward function, called with the gold answer in a box and with an answer that is none."""
-    responses = [] if problem is None else [f"\\boxed{{{problem['answer']}}}", _WRONG]
-    requests = [Request(text, text, "stop", problem["answer"], problem) for text in responses if problem is not None]
+    responses = [] if problem is None else [f"\\boxed{{{problem.answer}}}", _WRONG]
+    requests = [Request(text, text, "stop", problem.answer, problem) for text in responses if problem is not None]
     try:
         with Verifier(settings.model_copy(update={"workers": 1}), root) as verifier:
             verdicts = verifier.verify(requests)
@@ -142,6 +142,6 @@ def _try_reward(settings: VerificationSettings, root: Path, problem: Row | None)
     ]
     if not failed or problem is None:
         return None
-    number = f"{len(failed)} of {len(requests)} responses that were tried on problem {problem['problem_id']!r}"
+    number = f"{len(failed)} of {len(requests)} responses that were tried on problem {problem.problem_id!r}"
     line = f"verification.reward: {settings.reward} cannot judge {number}, the first {failed[0][0]!r}: {failed[0][1]}"
     return error(line) if len(failed) == len(requests) else warning(line)

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.parquet import read_given
 from hacpo.data.importing.known import KNOWN
 from hacpo.data.problems import TASKS
 from hacpo.data.tasks import Split
-from hacpo.errors import DataError, first_line
+from hacpo.errors import DataError, NotParquetError, first_line
 from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, StageSpec
 from hacpo.pipeline.noted import numbers
 from hacpo.settings.agents import PromptSettings
@@ -95,10 +95,11 @@ def _drawn(task: str, split: Split, count: int, seed: int) -> Problems:
 
 def _in_file(path: Path) -> Problems:
     try:
-        column = pq.read_table(path, columns=["problem"])["problem"].cast(pa.string())
-        sizes = pa.compute.binary_length(column.drop_null()).to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise DataError(f"is no table of problems: {first_line(error)}", where=path) from None
+        column = read_given(path, ["problem"])["problem"].cast(pa.string())
+    except (NotParquetError, pa.ArrowException) as error:
+        reason = error.reason if isinstance(error, NotParquetError) else first_line(error)
+        raise DataError(f"is no table of problems: {reason}", where=path) from None
+    sizes = pa.compute.binary_length(column.drop_null()).to_pylist()
     return _summary(sizes)
 
 

@@ -25,11 +25,11 @@ from hacpo.algorithm.advantage_table import (
     capability_rows,
     side_sample_capability,
 )
-from hacpo.algorithm.oracle import capabilities_of_step
 from hacpo.algorithm.rollouts import ordered_responses, reward_array
 from hacpo.algorithm.trace import trace_columns
 from hacpo.algorithm.updates import pool_slots, scheduled, shuffle_seed
 from hacpo.artifacts import parquet, tables
+from hacpo.data.oracle_table import capabilities_of_step
 from hacpo.errors import ArtifactError
 from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.root import Settings
@@ -173,7 +173,7 @@ def _responses(question: Question, reader: StepReader) -> pa.Table:
     """Reward of every response of a step, in order."""
     columns = ["rollout_id", "reward", "problem_id", "sample"]
     verdicts = {agent: reader.required(tables.VERDICTS, agent, columns) for agent in question.as_run.agents}
-    problem_ids = [row["problem_id"] for row in reader.problems()]
+    problem_ids = [asked.problem_id for asked in reader.problems()]
     where = f"verdicts of step {reader.step}"
     return ordered_responses(problem_ids, verdicts, question.as_run.responses_per_prompt, where=where)
 

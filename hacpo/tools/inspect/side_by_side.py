@@ -6,14 +6,18 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from hacpo.artifacts import tables
-from hacpo.artifacts.tables import Row
+from hacpo.artifacts.problem_rows import ScheduledProblem
 from hacpo.errors import SettingsError
 from hacpo.evaluation.measure import measure
-from hacpo.tools.inspect.step_reader import Missing, StepReader, rows_where
+from hacpo.tools.inspect.step_reader import Missing, StepReader
 from hacpo.tools.inspect.step_view import Response, punished_best, read_responses
 
 
@@ -89,12 +93,14 @@ def read_side_by_side(reader: StepReader, problem_id: str, learners: Sequence[st
         run=reader.pipeline.run,
         step=reader.step,
         problem_id=problem_id,
-        problem=problem["problem"],
-        answer=problem["answer"],
+        problem=problem.problem,
+        answer=problem.answer,
         measure=measure(reader.pipeline.settings.verification),
         agents=tuple(agents),
         learners=tuple(learners),
-        capability={row["agent"]: row[column] for row in rows_where(capability, "agent", None)},
+        capability={}
+        if capability is None
+        else dict(zip(capability["agent"].to_pylist(), capability[column].to_pylist(), strict=True)),
         responses=tuple(responses),
         missing=tuple(reader.missing),
     )
@@ -107,51 +113,50 @@ def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLi
         MissingInputError, ArtifactError: as `read_side_by_side`.
     """
     problems = reader.problems()
-    rewards: dict[str, dict[str, list[float]]] = {row["problem_id"]: {} for row in problems}
-    for agent in reader.pipeline.settings.agents:
-        table = reader.optional(tables.VERDICTS, agent, ["rollout_id", "problem_id", "reward"])
-        for row in rows_where(table, "problem_id", None):
-            rewards[row["problem_id"]].setdefault(agent, []).append(row["reward"])
     is_math = reader.pipeline.settings.verification.is_math
-    live: dict[str, dict[str, bool]] = {row["problem_id"]: {} for row in problems}
-    guarded: dict[str, list[str]] = {row["problem_id"]: [] for row in problems}
-    punished = dict.fromkeys(live, 0)
-    for learner in learners:
-        worth = ["rollout_id", "problem_id", "reward", "effective_advantage", "uniform", "guarded"]
-        table = reader.optional(tables.ADVANTAGES, learner, worth)
-        groups: dict[str, list[Row]] = {}
-        for row in rows_where(table, "problem_id", None):
-            groups.setdefault(row["problem_id"], []).append(row)
-        for problem_id, rows in groups.items():
-            live[problem_id][learner] = not rows[0]["uniform"]
-            if any(row["guarded"] for row in rows):
-                guarded[problem_id].append(learner)
-            punished[problem_id] += punished_best([(row["reward"], row["effective_advantage"]) for row in rows])
-    return [
-        ProblemLine(
-            position=row["position"],
-            problem_id=row["problem_id"],
-            problem=row["problem"],
-            answer=row["answer"],
-            correct={
-                agent: (sum(reward == 1 for reward in values), len(values))
-                for agent, values in rewards[row["problem_id"]].items()
-                if is_math
-            },
-            mean_reward={
-                agent: math.fsum(values) / len(values) for agent, values in rewards[row["problem_id"]].items()
-            },
-            live=live[row["problem_id"]],
-            guarded=tuple(guarded[row["problem_id"]]),
-            punished=punished[row["problem_id"]],
+    verdicts = {
+        agent: _by_problem(reader.optional(tables.VERDICTS, agent, ["rollout_id", "problem_id", "reward"]), ["reward"])
+        for agent in reader.pipeline.settings.agents
+    }
+    wanted = ["reward", "effective_advantage", "uniform", "guarded"]
+    worth = {
+        learner: _by_problem(reader.optional(tables.ADVANTAGES, learner, ["rollout_id", "problem_id", *wanted]), wanted)
+        for learner in learners
+    }
+    lines = []
+    for asked in problems:
+        earned = {agent: of[asked.problem_id][0].tolist() for agent, of in verdicts.items() if asked.problem_id in of}
+        groups = {learner: of[asked.problem_id] for learner, of in worth.items() if asked.problem_id in of}
+        lines.append(
+            ProblemLine(
+                position=asked.position,
+                problem_id=asked.problem_id,
+                problem=asked.problem,
+                answer=asked.answer,
+                correct={agent: (rewards.count(1), len(rewards)) for agent, rewards in earned.items() if is_math},
+                mean_reward={agent: math.fsum(rewards) / len(rewards) for agent, rewards in earned.items()},
+                live={learner: not uniform[0] for learner, (_, _, uniform, _) in groups.items()},
+                guarded=tuple(learner for learner, (_, _, _, guarded) in groups.items() if guarded.any()),
+                punished=sum(punished_best(rewards, effective) for rewards, effective, _, _ in groups.values()),
+            )
         )
-        for row in problems
-    ]
+    return lines
 
 
-def _chosen(reader: StepReader, problem_id: str) -> Row:
-    """The schedule's row of the problem; if there is none, one line that says where it is or what is alike."""
-    problems = {row["problem_id"]: row for row in reader.problems()}
+def _by_problem(table: pa.Table | None, columns: Sequence[str]) -> dict[str, list[NDArray[Any]]]:
+    """problem_id -> the columns' values in its rows, in order; empty if there is no table, or no row in it."""
+    if table is None or not len(table):
+        return {}
+    encoded = table["problem_id"].combine_chunks().dictionary_encode()
+    order = np.argsort(encoded.indices, kind="stable")
+    starts = np.cumsum(np.bincount(encoded.indices))[:-1]
+    parts = (np.split(table[name].to_numpy()[order], starts) for name in columns)
+    return {name: list(values) for name, *values in zip(encoded.dictionary.to_pylist(), *parts, strict=True)}
+
+
+def _chosen(reader: StepReader, problem_id: str) -> ScheduledProblem:
+    """The problem as it is scheduled; if there is none, one line that says where it is or what is alike."""
+    problems = {asked.problem_id: asked for asked in reader.problems()}
     if problem_id in problems:
         return problems[problem_id]
     elsewhere: list[int] = []

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hacpo.artifacts import tables
+from hacpo.artifacts.problem_rows import ScheduledProblem
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Row
 from hacpo.errors import MissingInputError, SettingsError
@@ -41,13 +42,13 @@ class StepReader:
                 "--step is out of range", where=self.pipeline.folder, expected=f"1 to {steps}", found=self.step
             )
 
-    def problems(self) -> list[Row]:
-        """The step's schedule: position, problem_id, problem, answer.
+    def problems(self) -> list[ScheduledProblem]:
+        """The step's problems in the order of its batch.
 
         Raises:
             MissingInputError: the run has no schedule yet.
         """
-        return sorted(self.required(tables.PROMPTS).to_pylist(), key=lambda row: int(row["position"]))
+        return sorted(ScheduledProblem.of(self.required(tables.PROMPTS)), key=lambda asked: asked.position)
 
     def required(self, table: tables.Table, agent: str = "", columns: Sequence[str] | None = None) -> pa.Table:
         """A table that must be there, an agent's or learner's where each has one.
@@ -82,13 +83,11 @@ class StepReader:
         return self.pipeline.command_for(maker_of(table), self.step, agent)
 
 
-def rows_where(table: pa.Table | None, column: str, values: Sequence[str] | None) -> list[Row]:
-    """Rows whose `column` is one of `values` (all if None), in order; none if there is no table."""
+def rows_where(table: pa.Table | None, column: str, values: Sequence[str]) -> list[Row]:
+    """The few rows whose `column` is one of `values`, in order; none if there is no table."""
     if table is None:
         return []
-    if values is not None:
-        table = table.filter(pc.is_in(table[column], value_set=pa.array(values, pa.string())))
-    return list(table.to_pylist())
+    return list(table.filter(pc.is_in(table[column], value_set=pa.array(values, pa.string()))).to_pylist())
 
 
 def learners_of(pipeline: Pipeline, learner: str | None) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import ArrayLike
 
 from hacpo.algorithm.advantage_table import best_responses
 from hacpo.artifacts import tables
@@ -144,15 +145,14 @@ def _uses(read: Read, learner: str, problems: Sequence[str]) -> dict[str, Use]:
     }
 
 
-def punished_best(judged: Sequence[tuple[float, float]]) -> int:
+def punished_best(rewards: ArrayLike, effective: ArrayLike) -> int:
     """How many of a learner's responses to one problem are as good as its best, and pushed down all the same; none
     where all are equally good.
 
     Args:
-        judged: (reward, effective advantage) of every response that it learns from.
+        rewards: of every response that it learns from.
+        effective: their effective advantages.
     """
-    if not judged:
-        return 0
-    rewards, effective = (np.array(column, dtype=np.float64) for column in zip(*judged, strict=True))
-    best = best_responses(np.zeros(len(judged)), rewards)
-    return 0 if best.all() else int((best & (effective < 0)).sum())
+    rewards_r, effective_r = (np.asarray(column, dtype=np.float64) for column in (rewards, effective))
+    best = best_responses(np.zeros(len(rewards_r)), rewards_r)
+    return 0 if best.all() else int((best & (effective_r < 0)).sum())

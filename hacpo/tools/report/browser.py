@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from hacpo.algorithm.advantage_table import best_responses
 from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.problem_rows import ScheduledProblem
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Row
 from hacpo.settings.root import ReportSettings
@@ -153,7 +154,8 @@ def embed(
     for step in wanted:
         assert schedule is not None
         rows = schedule.filter(pc.equal(schedule["step"], step)).sort_by("position")
-        problems = read_problems(layout, run, step, agents, rows.slice(0, settings.problems_per_step).to_pylist())
+        shown = ScheduledProblem.of(rows.slice(0, settings.problems_per_step))
+        problems = read_problems(layout, run, step, agents, shown)
         texts, shorter = _fit(problems, settings.max_characters, share)
         shortened |= shorter or len(texts) < len(problems)
         payloads[step] = "[" + ",".join(texts) + "]"
@@ -172,7 +174,7 @@ def spaced(steps: Sequence[int], most: int) -> list[int]:
 
 
 def read_problems(
-    layout: Layout, run: str, step: int, agents: Sequence[str], scheduled: Sequence[Row]
+    layout: Layout, run: str, step: int, agents: Sequence[str], scheduled: Sequence[ScheduledProblem]
 ) -> list[Problem]:
     """The scheduled problems with every response to them and what each learner made of it."""
     files = RunFiles(run, layout)
@@ -180,15 +182,15 @@ def read_problems(
     def read(table: tables.Table, whose: str, columns: Sequence[str]) -> pa.Table | None:
         return files.read(table, step, whose, columns=columns) if files.has(table, step, whose) else None
 
-    responses = read_responses(read, agents, agents, [row["problem_id"] for row in scheduled])
+    responses = read_responses(read, agents, agents, [asked.problem_id for asked in scheduled])
     return [
         Problem(
-            row["problem_id"],
-            row["problem"],
-            row["answer"],
-            {agent: [each for each in responses[row["problem_id"]] if each.agent == agent] for agent in agents},
+            asked.problem_id,
+            asked.problem,
+            asked.answer,
+            {agent: [each for each in responses[asked.problem_id] if each.agent == agent] for agent in agents},
         )
-        for row in scheduled
+        for asked in scheduled
     ]
 
 
@@ -202,7 +204,7 @@ def flags(problem: Problem) -> list[str]:
         "partner_only": len(rates) > 1 and min(rates) <= 0 < max(rates),
         "unsolved": bool(rewards) and max(rewards) <= 0,
         "no_signal": bool(rewards) and bool(best_responses(np.zeros(len(rewards)), np.array(rewards)).all()),
-        "punished": any(map(punished_best, problem.judged())),
+        "punished": any(punished_best(*zip(*pairs, strict=True)) for pairs in problem.judged()),
         "silenced": any(
             use.updates and use.updates[-1].clipped and not use.is_self and use.worth and use.worth.effective_advantage
             for use in uses

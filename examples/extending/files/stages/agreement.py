@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from hacpo.pipeline.catalogue import AGREEMENT_STAGE
@@ -17,23 +17,30 @@ def agreement(stage: Stage) -> None:
     """Write agreement/step=<step>/agent=<name>: per problem the answers given, and the share of the most frequent."""
     from hacpo.artifacts.tables import AGREEMENT, PROMPTS, VERDICTS
 
-    prompts = stage.read(PROMPTS, columns=["problem_id"]).to_pylist()[: stage.limit]
-    verdicts = stage.read(VERDICTS, columns=["problem_id", "extracted"]).to_pylist()
-    rows = agreements([prompt["problem_id"] for prompt in prompts], verdicts)
+    problem_ids = stage.read(PROMPTS, columns=["problem_id"])["problem_id"].to_pylist()[: stage.limit]
+    verdicts = stage.read(VERDICTS, columns=["problem_id", "extracted"])
+    rows = agreements(problem_ids, verdicts["problem_id"].to_pylist(), verdicts["extracted"].to_pylist())
     stage.write(AGREEMENT, rows)
     stage.metrics["agreement"] = sum(row["agreement"] for row in rows) / len(rows)
     stage.summary = f"agreement {stage.metrics['agreement']:.3f}"
 
 
-def agreements(problem_ids: Iterable[str], verdicts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def agreements(
+    problem_ids: Iterable[str], answered: Iterable[str], extracted: Iterable[str | None]
+) -> list[dict[str, Any]]:
     """Per problem: responses, different answers among them, and the share of responses that give the most frequent one.
 
     A response without an answer agrees with no other.
+
+    Args:
+        problem_ids: the problems.
+        answered: the problem of each response, others among them.
+        extracted: its answer.
     """
     answers: dict[str, list[str | None]] = {problem_id: [] for problem_id in problem_ids}
-    for verdict in verdicts:
-        if verdict["problem_id"] in answers:
-            answers[verdict["problem_id"]].append(verdict["extracted"])
+    for problem_id, answer in zip(answered, extracted, strict=True):
+        if problem_id in answers:
+            answers[problem_id].append(answer)
     rows = []
     for problem_id, given in answers.items():
         counts = Counter(answer for answer in given if answer is not None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from itertools import product
 
-from hacpo.data.tasks import Problem, Split, boxed, is_held_out
+from hacpo.artifacts.problem_rows import Problem
+from hacpo.data.tasks import Split, boxed, is_held_out
 from hacpo.errors import DataError
 
 

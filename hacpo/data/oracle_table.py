@@ -7,9 +7,9 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hacpo.errors import ArtifactError, DataError, MissingInputError, first_line
+from hacpo.artifacts.parquet import read_given
+from hacpo.errors import ArtifactError, DataError, MissingInputError, NotParquetError, first_line
 
 _REMEDY = "correct the file, or algorithm.capability.oracle_table in params.yaml"
 _COLUMNS = pa.schema({"step": pa.int64(), "agent": pa.string(), "capability": pa.float64()})
@@ -26,10 +26,9 @@ def read_oracle(path: Path) -> dict[tuple[int, str], float]:
     if not path.is_file():
         raise MissingInputError("the table of capabilities is missing", where=path, remedy=_REMEDY)
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        reason = first_line(error)
-        raise ArtifactError(f"not readable as Parquet: {reason}", where=path, remedy=_REMEDY) from None
+        table = read_given(path)
+    except NotParquetError as error:
+        raise ArtifactError(f"not readable as Parquet: {error.reason}", where=path, remedy=_REMEDY) from None
     for name in _COLUMNS.names:
         if table.schema.names.count(name) != 1:
             names = ", ".join(table.schema.names)
