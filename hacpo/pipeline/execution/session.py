@@ -86,6 +86,9 @@ class Session:
 
         return ModelCache()
 
+    def close(self) -> None:
+        """End the processes that are kept for the next stage."""
+
     def free_models(self) -> None:
         """Forget the models that are kept warm, if any: other processes need the memory."""
         if "models" in self.__dict__:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import sys
 import traceback
@@ -53,6 +54,9 @@ def _serve(connection: Connection, parent: int) -> None:
     with contextlib.suppress(EOFError, OSError):  # the driver has ended, and so do we
         while True:
             connection.send(_outcome(execute, connection.recv(), session))
+    session.close()
+    sys.stdout.flush()
+    os._exit(0)  # everything is on the disk: an interpreter full of libraries takes half a second to take itself apart
 
 
 def _outcome(execute: Execute, arguments: Sequence[str], session: Session) -> tuple[str, tuple[object, ...]]:

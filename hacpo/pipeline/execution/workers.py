@@ -7,7 +7,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
 from hacpo.errors import HacpoError
@@ -16,7 +17,9 @@ from hacpo.pipeline.execution.crashes import FaultElsewhereError
 from hacpo.pipeline.execution.session import ProgressSink, Session, quiet_threads
 
 _END_SECONDS = 5.0
-"""How long a process may take to end once its connection is closed."""
+"""How long a process that is gone may take to be seen as ended."""
+_CLOSE_SECONDS = 2.0
+"""How long idle workers may take to end what they have started themselves."""
 
 
 class StageFailedError(HacpoError):
@@ -45,18 +48,9 @@ def _send(connection: Connection, arguments: Sequence[str]) -> None:
         connection.send(list(arguments))
 
 
-def _told(on_done: Callable[[int], None] | None, index: int) -> Exception | None:
-    """Say that a command ended well; returns what came of it."""
-    try:
-        if on_done is not None:
-            on_done(index)
-    except Exception as error:
-        return error
-    return None
-
-
 class Workers:
-    """A fixed number of warm processes (`worker_process`); with none, commands run in this process.
+    """A fixed number of warm processes (`worker_process`), each started for its first command; with none, commands run
+    in this process.
 
     Args:
         count: processes; 0 runs everything here.
@@ -65,77 +59,103 @@ class Workers:
     def __init__(self, count: int, progress: ProgressSink) -> None:
         self._progress = progress
         quiet_threads()
+        self._here = count == 0
         self._execute = worker_process.command_executor()
         self._session = Session(progress=progress, driver=True)
-        self._workers = [_started() for _ in range(count)]
+        self._processes: list[tuple[subprocess.Popen[bytes], Connection] | None] = [None] * max(count, 1)
+        self._given: dict[int, Sequence[str]] = {}
+        """Worker -> the command that it is at."""
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process, connection in self._workers:
-            connection.close()
+        self._session.close()
+        started = {worker: own for worker, own in enumerate(self._processes) if own is not None}
+        for own in started.values():
+            own[1].close()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for worker, own in started.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.5)
-            process.kill()
-            process.wait()
+                own[0].wait(timeout=0 if worker in self._given else max(0.0, deadline - time.monotonic()))
+            own[0].kill()
+            own[0].wait()
 
-    def run(
-        self, commands: Sequence[tuple[int, Sequence[str]]], on_done: Callable[[int], None] | None = None
-    ) -> tuple[list[int], Exception | None]:
-        """Run commands, each on its worker (slot, arguments), until all have ended or one fails.
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    @property
+    def idle(self) -> list[int]:
+        """The workers that may be given a command."""
+        return [worker for worker in range(len(self)) if worker not in self._given]
+
+    def give(self, worker: int, arguments: Sequence[str]) -> None:
+        """Have an idle worker run a command; `outcomes` says what came of it."""
+        assert worker not in self._given
+        self._given[worker] = arguments
+        if self._here:
+            return
+        own = self._processes[worker] = self._processes[worker] or _started()
+        _send(own[1], arguments)
+
+    def outcomes(self, *, wait_for_one: bool = True) -> list[tuple[int, Exception | None]]:
+        """The workers whose command has ended, each with its failure: `HacpoError` for a stage's own,
+        `crashes.FaultElsewhereError` for a bug.
 
         Args:
-            on_done: is told the index of each command that ended well as soon as it did, while others work on; what it
-                raises counts as that command's failure.
+            wait_for_one: return only when there is one, if any worker has a command. In this process, a command runs
+                only then.
+        """
+        if self._here:
+            return [self._run_here()] if wait_for_one and self._given else []
+        ended: list[tuple[int, Exception | None]] = []
+        while not ended and self._given:
+            connections = {own[1]: worker for worker in self._given if (own := self._processes[worker]) is not None}
+            ready = wait(list(connections), None if wait_for_one else 0)
+            if not ready:
+                break
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                if (outcome := self._receive(connection)) != "working":
+                    worker = connections[connection]
+                    del self._given[worker]
+                    ended.append((worker, outcome if isinstance(outcome, Exception) else None))
+        return ended
+
+    def _run_here(self) -> tuple[int, Exception | None]:
+        worker, arguments = self._given.popitem()
+        try:
+            self._execute(arguments, self._session)
+        except Exception as error:
+            return worker, error
+        return worker, None
+
+    def run(self, commands: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[int], Exception | None]:
+        """Run commands, each on its worker (slot, arguments), until all have ended or one fails.
 
         Returns:
-            Indices of the commands that ended well, and the first failure: `HacpoError` for a stage's own,
-                `crashes.FaultElsewhereError` for a bug.
+            Indices of the commands that ended well, and the first failure (see `outcomes`).
         """
-        if not self._workers:
-            return self._run_here(commands, on_done)
-        queues: dict[Connection, list[int]] = {}
+        queues: dict[int, list[int]] = {}
         for index, (slot, _) in enumerate(commands):
-            queues.setdefault(self._workers[slot % len(self._workers)][1], []).append(index)
-        for connection, queue in queues.items():
-            _send(connection, commands[queue[0]][1])
+            queues.setdefault(slot % len(self), []).append(index)
         done: list[int] = []
         failure: Exception | None = None
-        while busy := [connection for connection, queue in queues.items() if queue]:
-            for ready in wait(busy):
-                assert isinstance(ready, Connection)
-                outcome = self._receive(ready)
-                if outcome == "working":
-                    continue
-                index = queues[ready].pop(0)
-                problem = outcome if isinstance(outcome, Exception) else _told(on_done, index)
-                if problem is None:
-                    done.append(index)
+        while True:
+            for worker in self.idle:
+                if failure is None and queues.get(worker):
+                    self.give(worker, commands[queues[worker][0]][1])
+            ended = self.outcomes()
+            if not ended:
+                return done, failure
+            for worker, problem in ended:
+                index = queues[worker].pop(0)
+                done += [index] if problem is None else []
                 failure = failure or problem
-                if failure is not None:
-                    queues[ready].clear()
-                elif queues[ready]:
-                    _send(ready, commands[queues[ready][0]][1])
-        return done, failure
-
-    def _run_here(
-        self, commands: Sequence[tuple[int, Sequence[str]]], on_done: Callable[[int], None] | None
-    ) -> tuple[list[int], Exception | None]:
-        done: list[int] = []
-        for index, (_, arguments) in enumerate(commands):
-            try:
-                self._execute(arguments, self._session)
-            except Exception as error:
-                return done, error
-            if (problem := _told(on_done, index)) is not None:
-                return done, problem
-            done.append(index)
-        return done, None
 
     def _lost(self, connection: Connection) -> StageFailedError:
         """What to say of a worker that is gone."""
-        process = next(process for process, own in self._workers if own is connection)
+        process = next(own[0] for own in self._processes if own is not None and own[1] is connection)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_END_SECONDS)
         if process.returncode is not None and process.returncode >= 0:

@@ -81,6 +81,7 @@ class Books:
         dvc_rwlock._edit_rwlock = rwlock.edited  # a kill while DVC works in this process cuts nothing off
         self.restored = 0
         self._claim: rwlock.Claim | None = None
+        self._is_open = False
         self._order: dict[tuple[str, str], int] = {}
         """(dvc.yaml, stage) -> its place in the file."""
         self._pruned: dict[str, tuple[Any, Any]] = {}
@@ -96,17 +97,22 @@ class Books:
 
     @contextmanager
     def open(self, wait_seconds: float = 600.0) -> Iterator[None]:
-        """Hold DVC's lock for a piece of bookkeeping, waiting for another DVC command to give it back.
+        """Hold DVC's lock for a piece of bookkeeping, waiting for another DVC command to give it back. Within a block
+        that has it, this does nothing.
 
         Raises:
             BusyError: it does not.
             StorageError: the disk refuses what DVC writes.
             ArtifactError: DVC cannot do it for another reason.
         """
+        if self._is_open:
+            yield
+            return
         from diskcache import Timeout
         from dvc.exceptions import DvcException
 
         self._lock(wait_seconds)
+        self._is_open = True
         try:
             with lease(self._tmp, "dvc", "hacpo", wait_seconds=wait_seconds, busy="{} records stages of this project"):
                 if self._claim is not None:
@@ -131,6 +137,7 @@ class Books:
                 "another DVC command holds its databases", where=self.repo.root_dir, remedy="wait for it, or stop it"
             ) from None
         finally:
+            self._is_open = False
             _forget_listings()
             self.repo.lock.unlock()
 
@@ -211,6 +218,23 @@ class Books:
             restored = self._restored(stage)
             self.restored += restored
             return not restored
+
+    @property
+    def replaces_outputs(self) -> bool:
+        """Whether recording a stage takes its outputs away for a moment, to put links to the cache in their place."""
+        return next(iter(self.repo.cache.local.cache_types), None) in ("hardlink", "symlink")
+
+    def is_new(self, stage: Any) -> bool:
+        """Whether the stage must run because DVC knows nothing of it: it was never recorded, and its run cache has
+        nothing that was made of the same inputs. The caller has it `open`.
+
+        False says nothing: `changed` decides. Unlike that it writes no record, so the stages before this one need not
+        be recorded yet.
+        """
+        if any(out.hash_info for out in stage.outs) or not all(dep.exists for dep in stage.deps):
+            return False
+        stage.save_deps()
+        return self.repo.stage_cache._load(stage) is None
 
     def is_current(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
         """Whether the stage's lock agrees with everything that the stage reads and makes. The caller has it `open`.
@@ -325,15 +349,19 @@ class Books:
             for dep in pruned:
                 del dep.get_hash, dep.save
 
-    def begin(self, stage: Any) -> None:
+    def begin(self, stage: Any, *, noted: bool = False) -> None:
         """Remove what the stage will make, and note what it reads.
 
         Where something is missing the stage will fail, and what it once made may be all that is left of it.
+
+        Args:
+            noted: `is_new` has just noted what it reads.
         """
         with self.open():
             if all(dep.exists for dep in stage.deps):
                 _remove_outs(stage)
-            stage.save_deps(allow_missing=True)  # the stage itself says best what is missing
+            if not noted:
+                stage.save_deps(allow_missing=True)  # the stage itself says best what is missing
 
     def finish(self, stage: Any) -> None:
         """Record a stage that has run: hash its outputs, put them in the cache, write its lock.

@@ -1,33 +1,25 @@
 """`hacpo run`: walk a run's DVC stages in warm processes, recording each as `dvc repro` would.
 
-The commands are the ones in the dvc.yaml files; nothing is decided here but their order, and which agents work side by
-side.
+The commands are the ones in the dvc.yaml files; nothing is decided here but how many agents work side by side. What
+runs when is `walk`'s.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import shlex
 import shutil
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from hacpo.artifacts.durability import flushing
 from hacpo.artifacts.model_folder import model_files
 from hacpo.errors import ModelError, SettingsError
-from hacpo.phrases import mebibytes
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.locking.locks import driver_lock
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
-from hacpo.pipeline.records.caching import CheckpointCache
 from hacpo.pipeline.records.dvc_files import stamp
-from hacpo.pipeline.records.order import agent_of, command_of, makes_checkpoint, may_be_pruned, stage_groups
 from hacpo.pipeline.records.repairing import repair
-from hacpo.pipeline.retention.pruning import plan_pruning, prune
 from hacpo.pipeline.running.remaking import Remaking
-from hacpo.pipeline.running.restoring import needed_checkpoints, train_again
+from hacpo.pipeline.running.walk import Walk
 from hacpo.pipeline.views.live_view import RunView
 from hacpo.settings.model_source import hub_repository, missing_folder
 
@@ -70,7 +62,6 @@ def run_pipeline(
     _check_range(pipeline, "until", until, 0, pipeline.settings.steps)
     _check_models(pipeline)
     jobs = side_by_side(pipeline) if jobs is None else jobs
-    slots = {agent: number for number, agent in enumerate(pipeline.settings.agents)}
     books = Books(pipeline.root)
     with books.open():
         repairs = repair(pipeline, books)
@@ -83,66 +74,13 @@ def run_pipeline(
         remaking.check_settings()
         with books.open():
             stamped = stamp(pipeline)
-        cache = CheckpointCache(pipeline, books)
-        ran, at, freed, trained = 0, 0, 0, False
         with (
             RunView(pipeline, stamped=stamped) as view,
             Workers(0 if jobs == 1 and not apart else jobs, view) as workers,
         ):
             if str(repairs):
                 view.note(str(repairs))
-            for step, group in stage_groups(pipeline, books, until):
-                if step > at and ran:  # the step before is done, and everything is recorded
-                    freed += _retain(pipeline, cache, at, view, newest=trained)
-                trained = trained and step == at
-                at = step
-                view.look_at(step, command_of(group[0]))
-                todo = [
-                    stage
-                    for stage in group
-                    if books.changed(
-                        stage,
-                        may_be_pruned=may_be_pruned(pipeline, step, stage),
-                        before=functools.partial(remaking.check_stage, step),
-                    )
-                ]
-                while remaking.told:
-                    view.note(remaking.told.pop())
-                view.restored = books.restored
-                view.plan(step, [command_of(stage) for stage in todo])
-                train_again(pipeline, books, workers, needed_checkpoints(pipeline, books, todo), view.note)
-                for stage in todo:
-                    cache.release(step, stage)
-                    books.begin(stage)
-                done, failure = workers.run(
-                    [(slots.get(agent_of(stage), 0), shlex.split(stage.cmd)[1:]) for stage in todo],
-                    on_done=_recorder(books, todo),
-                )
-                ran += len(done)
-                trained = trained or any(map(makes_checkpoint, todo))
-                if failure is not None:
-                    raise failure
-                view.settled(step, [command_of(stage) for stage in group])
-            freed += _retain(pipeline, cache, at, view, newest=trained or at == pipeline.settings.steps)
-            if at == pipeline.settings.steps:
-                remaking.done()
-        if freed:
-            view.note(f"retention: {mebibytes(freed)} of checkpoints pruned")
-    return ran
-
-
-def _retain(pipeline: Pipeline, cache: CheckpointCache, at: int, view: RunView, *, newest: bool) -> int:
-    """Do with the checkpoints up to a step what the retention settings say; returns the bytes that were pruned.
-
-    Args:
-        newest: whether nothing after that step is made yet.
-    """
-    plans = plan_pruning(pipeline, at)
-    with cache.books.open():
-        cache.follow(plans, at, newest=newest)
-    while cache.told:
-        view.note(cache.told.pop())
-    return prune(pipeline, plans)
+            return Walk(pipeline, books, workers, remaking, view).through(until)
 
 
 def _check_range(pipeline: Pipeline, name: str, value: object, least: int, most: int | None = None) -> None:
@@ -167,8 +105,3 @@ def _check_models(pipeline: Pipeline) -> None:
                 missing_folder(agent.model, pipeline.root), where=folder, remedy=f"correct agents.{name}.model"
             )
         model_files(folder)
-
-
-def _recorder(books: Books, stages: Sequence[Any]) -> Callable[[int], None]:
-    """Records each stage as soon as it has run: a kill costs only what is under way."""
-    return lambda index: books.finish(stages[index])

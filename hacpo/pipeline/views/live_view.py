@@ -41,8 +41,9 @@ class RunView:
         self._stage = "looking at what is done"
         self._ran = 0
         self._step_seconds: list[float] = []
-        self._step_started = time.monotonic()
-        self._step_ran = False
+        self._closed = time.monotonic()
+        self._under_way: set[int] = set()
+        """Steps that something was run of, and that are not done."""
         self._working: dict[str, tuple[int, int, dict[str, float]]] = {}
         self._reward: dict[str, float] = {}
         self._held_out: dict[str, dict[int, float]] = {agent: {} for agent in self._agents}
@@ -63,8 +64,6 @@ class RunView:
     ) -> None:
         if self._console.is_terminal:
             self._live.__exit__(kind, error, trace)
-        if kind is None:
-            self._close_step()
         if kind is None and not self._ran:
             again = f", {self.restored} restored from DVC's cache" if self.restored else ""
             self._console.print(
@@ -73,17 +72,27 @@ class RunView:
 
     # --- called by the driver ----------------------------------------------------------------------------------------
 
-    def look_at(self, step: int, stage: str) -> None:
-        """The driver turns to a group of stages."""
-        if step != self._step:
-            self._close_step()
-            self._step, self._step_started, self._step_ran = step, time.monotonic(), False
-        self._stage, self._working = stage, {}
+    def works(self, step: int, stage: str) -> None:
+        """A stage of a step begins."""
+        self._step, self._stage = step, stage
+        self._under_way.add(step)
+        self._ran += 1
 
-    def plan(self, step: int, todo: Sequence[str]) -> None:  # noqa: ARG002
-        """These stages will run."""
-        self._step_ran |= bool(todo)
-        self._ran += len(todo)
+    def closed(self, step: int) -> None:
+        """All of a step is done and recorded."""
+        seconds, self._closed = time.monotonic() - self._closed, time.monotonic()
+        if step not in self._under_way:
+            return
+        self._under_way.remove(step)
+        if step > 0:
+            self._step_seconds.append(seconds)
+            if not self._console.is_terminal:
+                lines = "  ".join(self._line(agent, step) for agent in self._agents)
+                self._console.print(
+                    f"step {step:>4}/{self._pipeline.settings.steps}  {lines}  {seconds:.1f} s",
+                    highlight=False,
+                    soft_wrap=True,
+                )
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -133,25 +142,11 @@ class RunView:
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
 
-    def _close_step(self) -> None:
-        if not self._step_ran:
-            return
-        seconds = time.monotonic() - self._step_started
-        if self._step > 0:
-            self._step_seconds.append(seconds)
-        self._step_ran = False
-        if not self._console.is_terminal and self._step > 0:
-            self._console.print(
-                f"step {self._step:>4}/{self._pipeline.settings.steps}  "
-                + "  ".join(self._line(agent) for agent in self._agents)
-                + f"  {seconds:.1f} s",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-    def _line(self, agent: str) -> str:
-        reward = f"{self._reward[agent]:.3f}" if agent in self._reward else "  -  "
-        return f"{agent}: mean reward {reward}, held out {_course(self._held_out[agent])}"
+    def _line(self, agent: str, step: int) -> str:
+        reward = numbers(self._pipeline.layout, "verify", step, agent).get("accuracy")
+        mean = "  -  " if reward is None else f"{reward:.3f}"
+        held_out = {at: value for at, value in self._held_out[agent].items() if at <= step}
+        return f"{agent}: mean reward {mean}, held out {_course(held_out)}"
 
     def _remaining(self) -> str:
         if not self._step_seconds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import hacpo
 from conftest import Cli, contents, environment
 from hacpo.errors import SettingsError
+from hacpo.pipeline.execution import workers as workers_module
 from hacpo.pipeline.execution.session import ConsoleProgress
 from hacpo.pipeline.execution.workers import Workers
 
@@ -89,9 +91,15 @@ def test_what_nobody_foresaw_in_a_worker_is_named(
 
 def test_a_worker_that_ends_before_its_command_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_every_process(tmp_path, monkeypatch, "import os\nos._exit(3)\n")
+    started = workers_module._started
+
+    def ended() -> tuple[subprocess.Popen[bytes], Connection]:
+        process, connection = started()
+        process.wait()  # so that nobody reads what is sent
+        return process, connection
+
+    monkeypatch.setattr(workers_module, "_started", ended)
     with Workers(2, ConsoleProgress()) as workers:
-        for process, _ in workers._workers:
-            process.wait()  # so that nobody reads what is sent
         done, failure = workers.run([(0, ["one"]), (1, ["two"]), (0, ["three"])])
     assert done == []
     assert "a worker process ended by itself, with exit code 3" in str(failure)

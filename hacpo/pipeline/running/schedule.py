@@ -1,0 +1,99 @@
+"""Which stages of a run may begin: those whose inputs are there, whoever else is still at work.
+
+A stage needs the stages whose outputs lie where its dependencies do, as DVC's files say; `resolve` and `prepare` are
+needed by all. Two steps are looked at side by side: an agent samples for the next one while others still train.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.records.bookkeeping import Books
+from hacpo.pipeline.records.order import agent_of, command_of, stage_groups
+
+
+@dataclass(eq=False)
+class Task:
+    """A stage on its way.
+
+    Attributes:
+        slot: the number of the agent whose part it is; None: any worker may run it.
+        needs: stages that make what it reads.
+        judged: it is known whether it has to run.
+        new: DVC knew nothing of it then, and its inputs are noted.
+        made: its outputs are there.
+        recorded: DVC knows them too.
+    """
+
+    step: int
+    stage: Any
+    slot: int | None
+    needs: list[Task] = field(default_factory=list)
+    judged: bool = False
+    new: bool = False
+    made: bool = False
+    recorded: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command's name."""
+        return command_of(self.stage)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can be judged: all that it reads is there."""
+        return not self.judged and all(need.made for need in self.needs)
+
+
+class Schedule:
+    """The stages of a run, two steps at a time.
+
+    Attributes:
+        tasks: of the steps that are under way, in the order of the pipeline.
+    """
+
+    def __init__(self, pipeline: Pipeline, books: Books, until: int | None = None) -> None:
+        groups = stage_groups(pipeline, books, until)
+        self._steps = (
+            (step, [stage for _, stages in of_step for stage in stages])
+            for step, of_step in itertools.groupby(groups, key=lambda group: group[0])
+        )
+        self._slots = {agent: number for number, agent in enumerate(pipeline.settings.agents)}
+        self._first: list[Task] = []
+        self.tasks: list[Task] = []
+        self._look_at_next()
+        self._look_at_next()
+
+    def _look_at_next(self) -> None:
+        """Take in the stages of one step more, if there is one."""
+        for step, stages in itertools.islice(self._steps, 1):
+            for stage in stages:
+                needs = [*self._first, *(task for task in self.tasks if _reads(stage, task.stage))]
+                self.tasks.append(Task(step, stage, self._slots.get(agent_of(stage)), needs))
+                if self.tasks[-1].command in ("resolve", "prepare"):
+                    self._first.append(self.tasks[-1])
+
+    def closed(self) -> Iterator[tuple[int, list[Task]]]:
+        """Steps all of whose stages are recorded, with these; they are under way no more."""
+        while self.tasks:
+            step = self.tasks[0].step
+            tasks = [task for task in self.tasks if task.step == step]
+            if not all(task.recorded for task in tasks):
+                return
+            del self.tasks[: len(tasks)]
+            for task in tasks:
+                task.needs.clear()  # else every step would hold the one before, for ever
+            self._look_at_next()
+            yield step, tasks
+
+
+def _reads(stage: Any, other: Any) -> bool:
+    """Whether a stage reads something that another one makes: the same path, one below it or one that it is below."""
+    made = [f"{out.fs_path}{os.sep}" for out in other.outs]
+    read = [f"{dep.fs_path}{os.sep}" for dep in stage.deps]
+    return any(of.startswith(into) or into.startswith(of) for of in made for into in read)
