@@ -26,13 +26,13 @@ def evaluate(stage: Stage) -> None:
     from hacpo.artifacts import tables
     from hacpo.artifacts.problem_rows import Problem
     from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
-    from hacpo.verifying.verifier import Verifier, check_error_rate
+    from hacpo.verifying.verifier import check_error_rate
 
     settings = stage.settings
     columns: dict[str, list[Any]] = {name: [] for name in tables.EVALUATIONS.schema.names}
     judged: list[Verdict] = []
     # First of all: a reward function that cannot be used must not cost the sampling.
-    with Verifier(settings.verification, stage.root) as verifier:
+    with stage.session.verifier(settings.verification, stage.root) as verifier:
         tokenizer = open_asking_tokenizer(stage, stage.step)
         engine, sampler = open_sampler(stage, stage.step, tables.EVALUATIONS)
         for name, benchmark in sorted(settings.evaluation.benchmarks.items()):

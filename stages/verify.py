@@ -21,7 +21,7 @@ def verify(stage: Stage) -> None:
     from hacpo.artifacts.problem_rows import Problem
     from hacpo.artifacts.tables import ROLLOUTS, SIDE_ROLLOUTS, SIDE_VERDICTS, VERDICTS
     from hacpo.errors import ArtifactError
-    from hacpo.verifying.verifier import Request, Verifier, check_error_rate
+    from hacpo.verifying.verifier import Request, check_error_rate
 
     settings, step, agent, side = stage.settings, stage.step, stage.mine, stage.spec.side
     prompts = stage.read(tables.PROMPTS)
@@ -56,7 +56,7 @@ def verify(stage: Stage) -> None:
         Request(identity, text, finish_reason, answers[problem], problems.get(problem))
         for identity, text, finish_reason, problem in zip(*(rollouts[name].to_pylist() for name in names), strict=True)
     ]
-    with Verifier(settings.verification, stage.root) as verifier:
+    with stage.session.verifier(settings.verification, stage.root) as verifier:
         verdicts = verifier.verify(requests, on_progress=stage.progress)
     stage.write(
         judged,

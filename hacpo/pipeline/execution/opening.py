@@ -102,6 +102,8 @@ def open_stage(
     lock_name = "-".join(filter(None, [spec.name, f"{step:04d}", agent]))
     held = session.driver or out is not None or launched() or not leads()
     with contextlib.ExitStack() as stack:
+        if not session.driver:
+            stack.callback(session.close)
         stack.enter_context(flushing(pipeline.settings.disk.fsync))
         if not held:
             stack.enter_context(stage_lock(pipeline.layout, lock_name))

@@ -1,4 +1,4 @@
-"""What the stages run by one process share: how progress is shown, and models kept warm between stages."""
+"""What the stages run by one process share: how progress is shown, models and a verifier kept between stages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from hacpo.engines.cache import ModelCache
+    from hacpo.settings.verification import VerificationSettings
+    from hacpo.verifying.verifier import Verifier
 
 
 class ProgressSink(Protocol):
@@ -79,6 +82,9 @@ class Session:
     driver: bool = False
     """The driver already holds the pipeline's lock."""
 
+    _verifiers: dict[str, Verifier] = field(default_factory=dict)
+    """Settings -> the verifier whose processes are kept."""
+
     @functools.cached_property
     def models(self) -> ModelCache:
         """Models and tokenizers kept warm (imports torch on first use)."""
@@ -86,8 +92,29 @@ class Session:
 
         return ModelCache()
 
+    @contextmanager
+    def verifier(self, settings: VerificationSettings, root: Path) -> Iterator[Verifier]:
+        """What rewards responses. With `math` its processes stay for the next stage; a function of the user's starts
+        anew in each, so that what it makes of a response does not depend on which stages ran before in one process.
+
+        Args:
+            root: the project's root.
+        """
+        from hacpo.verifying.verifier import Verifier
+
+        if not settings.is_math:
+            with Verifier(settings, root) as of_stage:
+                yield of_stage
+            return
+        key = settings.model_dump_json()
+        if key not in self._verifiers:
+            self._verifiers[key] = Verifier(settings, root)
+        yield self._verifiers[key]
+
     def close(self) -> None:
         """End the processes that are kept for the next stage."""
+        while self._verifiers:
+            self._verifiers.popitem()[1].close()
 
     def free_models(self) -> None:
         """Forget the models that are kept warm, if any: other processes need the memory."""

@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from hacpo.pipeline.records import rwlock
 from hacpo.pipeline.records.databases import give_up_when_refused
 from hacpo.pipeline.records.distrust import distrusting
 from hacpo.pipeline.records.flushing import flushed_copies
-from hacpo.pipeline.records.lock_text import with_stage
+from hacpo.pipeline.records.lock_text import printed, with_stage
+from hacpo.pipeline.records.parameters import parsed_once
 
 _GIVE_BACK_SECONDS = 10.0
 _LISTING = re.compile(r"/\.[\w-]+\.tmp(\.with_meta)?")
@@ -72,6 +73,7 @@ class Books:
 
     def __init__(self, root: Path) -> None:
         from dvc import rwlock as dvc_rwlock
+        from dvc.dependency import param
         from dvc.repo import Repo
 
         for name in ("dvc", "dvc_data", "dvc_objects"):
@@ -79,6 +81,9 @@ class Books:
         self.repo = Repo(project_root(root))
         give_up_when_refused(self.repo)
         dvc_rwlock._edit_rwlock = rwlock.edited  # a kill while DVC works in this process cuts nothing off
+        if not hasattr(param.read_param_file, "__wrapped__"):
+            param.read_param_file = parsed_once(param.read_param_file)
+            dvc_rwlock.rwlock = rwlock.without_reading(dvc_rwlock.rwlock)
         self.restored = 0
         self._claim: rwlock.Claim | None = None
         self._is_open = False
@@ -233,8 +238,11 @@ class Books:
         """
         if any(out.hash_info for out in stage.outs) or not all(dep.exists for dep in stage.deps):
             return False
+        from dvc.stage.cache import _can_hash
+
         stage.save_deps()
-        return self.repo.stage_cache._load(stage) is None
+        with _as_noted(stage.deps), distrusting(self.repo):
+            return not _can_hash(stage) or self.repo.stage_cache._load(stage) is None
 
     def is_current(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
         """Whether the stage's lock agrees with everything that the stage reads and makes. The caller has it `open`.
@@ -341,13 +349,8 @@ class Books:
         pruned = [dep for dep in stage.deps if self._is_pruned(dep)]
         for dep in pruned:
             dep.hash_info, dep.meta = self._pruned[dep.fs_path]
-            dep.get_hash = functools.partial(getattr, dep, "hash_info")
-            dep.save = lambda: None
-        try:
+        with _as_noted(pruned):
             yield
-        finally:
-            for dep in pruned:
-                del dep.get_hash, dep.save
 
     def begin(self, stage: Any, *, noted: bool = False) -> None:
         """Remove what the stage will make, and note what it reads.
@@ -375,11 +378,12 @@ class Books:
                 raise SettingsError(
                     "changed while the stage ran, so its result was not recorded", where=changed[0], remedy="run again"
                 )
-            self._record(stage)
+            with _as_noted(stage.deps):
+                self._record(stage)
 
     def _record(self, stage: Any) -> None:
         # As DVC does itself: outputs that are not to be cached keep the whole stage out of the run cache.
-        with distrusting(self.repo), self._flushing():
+        with distrusting(self.repo), self._flushing(), _printing_quickly():
             stage.save(run_cache=all(out.use_cache for out in stage.outs))
             stage.commit()
         self._write_lock(stage)
@@ -419,6 +423,40 @@ def _forget_listings() -> None:
     store = MemoryFileSystem.store
     for name in [name for name in store if _LISTING.fullmatch(name)]:
         del store[name]
+
+
+@contextmanager
+def _as_noted(deps: Sequence[Any]) -> Iterator[None]:
+    """Have DVC take dependencies for what was noted of them a moment ago, and not look at their files once more for
+    every question."""
+    for dep in deps:
+        dep.get_hash = functools.partial(getattr, dep, "hash_info")
+        dep.save = lambda: None
+    try:
+        yield
+    finally:
+        for dep in deps:
+            del dep.get_hash, dep.save
+
+
+@contextmanager
+def _printing_quickly() -> Iterator[None]:
+    """Have DVC print the entries of its run cache as we print those of locks."""
+    from dvc.utils import serialize
+
+    dump_yaml = serialize.dump_yaml
+
+    def quick(path: str, data: Any, fs: Any = None, **how: Any) -> None:
+        if fs is not None or how or (text := printed(data, 0)) is None:
+            dump_yaml(path, data, fs=fs, **how)
+        else:
+            Path(path).write_text(text, encoding="utf-8")
+
+    serialize.dump_yaml = quick
+    try:
+        yield
+    finally:
+        serialize.dump_yaml = dump_yaml
 
 
 def _remove_outs(stage: Any) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _HEAD = "schema: '2.0'\nstages:\n"
 _ENTRY = re.compile(r"  (?P<name>[\w@.-]+):\n(?:(?:    .*)?\n)+")
 """A stage of a name that YAML needs no quotes for, and the lines below it, as DVC prints them."""
+_COMMAND = re.compile(r"hacpo( [\w./=@-]+)+", re.ASCII)
+_PATH = re.compile(r"(?!(?i:true|false|null)$)[A-Za-z][\w./=@-]{3,}", re.ASCII)
+_HASH = re.compile(r"md5")
+_MD5 = re.compile(r"(?=.*[acdf])[0-9a-f]{32}(\.dir)?")
+"""These mean to YAML what they are: no number, no truth value, and nothing in them begins anything."""
+_WIDTH = 80
+"""Longer lines are folded."""
 
 
 def with_stage(text: str, name: str, entry: Any, place: Callable[[str], int], where: str) -> str:
@@ -24,7 +33,10 @@ def with_stage(text: str, name: str, entry: Any, place: Callable[[str], int], wh
     entries = _entries(text or _HEAD)
     if entries is None:
         return _printed_anew(text, name, entry, place, where)
-    entries[name] = dumps_yaml({"stages": {name: entry}}).removeprefix("stages:\n")
+    quick = printed(entry, 4) if _PATH.fullmatch(name) else None
+    entries[name] = (
+        dumps_yaml({"stages": {name: entry}}).removeprefix("stages:\n") if quick is None else f"  {name}:\n{quick}"
+    )
     return _HEAD + "".join(entries[stage] for stage in sorted(entries, key=place))
 
 
@@ -51,3 +63,53 @@ def _printed_anew(text: str, name: str, entry: Any, place: Callable[[str], int],
     content["stages"] = dict(sorted(entries.items(), key=lambda item: place(item[0])))
     printed: str = dumps_yaml(content)
     return printed
+
+
+def printed(entry: Mapping[str, Any], indent: int) -> str | None:
+    """A stage's entry as DVC's YAML library prints it, in a tenth of the time; None where that takes the library.
+
+    The settings that a stage reads are printed by it, but once: they stay from step to step.
+
+    Args:
+        entry: what `dvc.stage.serialize.to_single_stage_lockfile` says of the stage.
+        indent: the columns before it.
+    """
+    if not entry.keys() <= {"cmd", "deps", "params", "outs"} or not _COMMAND.fullmatch(entry.get("cmd", "")):
+        return None
+    margin, text = " " * indent, ""
+    for key, content in entry.items():
+        if key == "params":
+            try:
+                text += _settings(json.dumps(content), indent)
+            except TypeError:  # a date, of somebody's own stage
+                return None
+            continue
+        lines = [f"cmd: {content}"] if key == "cmd" else [f"{key}:"]
+        for item in () if key == "cmd" else content:
+            if not all(_is_plain(name, value) for name, value in item.items()):
+                return None
+            lines += [f"{'  ' if at else '- '}{name}: {value}" for at, (name, value) in enumerate(item.items())]
+        if any(indent + len(line) > _WIDTH for line in lines):
+            return None
+        text += "".join(f"{margin}{line}\n" for line in lines)
+    return text
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Whether a file's path, hash or size stands in YAML as it is."""
+    if name in ("size", "nfiles"):
+        return type(value) is int
+    kind = {"path": _PATH, "hash": _HASH, "md5": _MD5}.get(name)
+    return kind is not None and isinstance(value, str) and kind.fullmatch(value) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _settings(content: str, indent: int) -> str:
+    """The settings that a stage reads, printed by DVC's library at that indent."""
+    from dvc.utils.serialize import dumps_yaml
+
+    nested: Any = {"params": json.loads(content)}
+    for _ in range(indent // 2):
+        nested = {"x": nested}
+    text: str = dumps_yaml(nested)
+    return "".join(text.splitlines(keepends=True)[indent // 2 :])

@@ -22,7 +22,7 @@ def stage_groups(pipeline: Pipeline, books: Books, until: int | None = None) -> 
     own = books.stages(pipeline.folder / "dvc.yaml")
     last = pipeline.settings.steps if until is None else min(until, pipeline.settings.steps)
     for stage in own:
-        if _at(stage) == "before":
+        if of_run(stage) == "before":
             yield 0, [stage]
     for step in range(last + 1):
         stages = books.stages(step_file(pipeline, step))
@@ -30,7 +30,7 @@ def stage_groups(pipeline: Pipeline, books: Books, until: int | None = None) -> 
             yield step, list(group)
     if last == pipeline.settings.steps:
         for stage in own:
-            if _at(stage) == "after":
+            if of_run(stage) == "after":
                 yield last, [stage]
         for stage in books.stages(pipeline.root / "dvc.yaml") if (pipeline.root / "dvc.yaml").is_file() else []:
             # A stage of the project's own that hangs on this run's report, such as the quickstart's.
@@ -62,9 +62,12 @@ def spec_of(stage: Any) -> StageSpec | None:
     )
 
 
-def _at(stage: Any) -> str:
+def of_run(stage: Any) -> str:
+    """Whether a stage comes once in a run, `before` all steps or `after` them; empty if it is a step's."""
     spec = spec_of(stage)
-    return "" if spec is None else spec.at
+    if spec is None:
+        return "after"  # the project's own, which hangs on the report
+    return spec.at if spec.at in ("before", "after") else ""
 
 
 def makes_checkpoint(stage: Any) -> bool:

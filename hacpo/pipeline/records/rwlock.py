@@ -7,6 +7,8 @@ removes anything of a run under way, and a run does not begin beside `dvc repro`
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import sys
@@ -135,6 +137,24 @@ def _drop_impostors(entries: dict[str, dict[str, Any]], written: float) -> None:
                 del paths[path]
 
 
+def without_reading(entered: Any) -> Any:
+    """DVC's `rwlock`, but without an entry for what only reads in a folder that this process has a `Claim` on: nobody
+    else may write there, and DVC writes its list twice for every look at a stage."""
+
+    @functools.wraps(entered)
+    def entered_if_needed(folder: str, fs: Any, cmd: str, read: list[str], write: list[str], hardlink: bool) -> Any:
+        claimed = tuple(f"{path}/" for path in _claimed)
+        if not write and claimed and all(f"{path}/".startswith(claimed) for path in read):
+            return contextlib.nullcontext()
+        return entered(folder, fs, cmd, read, write, hardlink)
+
+    return entered_if_needed
+
+
+_claimed: set[str] = set()
+"""The folders that this process has entered."""
+
+
 def mend(folder: str, hardlink: bool) -> bool:
     """Begin the list anew if it was cut off, and drop what blocks without reason; returns whether it had been."""
     with edited(folder, hardlink=hardlink):
@@ -187,10 +207,12 @@ class Claim:
                 if overlaps and entry != self._mine and _process(entry, written) == "there":
                     return dict(entry)
             entries["read"][self._claimed].append(self._mine)
+        _claimed.add(self._claimed)
         return None
 
     def give_back(self) -> None:
         """Remove the entry."""
+        _claimed.discard(self._claimed)
         with edited(self._folder, hardlink=self._hardlink) as entries:
             kept = [entry for entry in entries["read"].pop(self._claimed, []) if entry != self._mine]
             if kept:

@@ -1,7 +1,8 @@
 """Which stages of a run may begin: those whose inputs are there, whoever else is still at work.
 
-A stage needs the stages whose outputs lie where its dependencies do, as DVC's files say; `resolve` and `prepare` are
-needed by all. Two steps are looked at side by side: an agent samples for the next one while others still train.
+A stage needs the stages whose outputs lie where its dependencies do, as DVC's files say. Those before all steps are
+needed by all, and those after need all. Two steps are looked at side by side: an agent samples for the next one while
+others still train.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
-from hacpo.pipeline.records.order import agent_of, command_of, stage_groups
+from hacpo.pipeline.records.order import agent_of, command_of, of_run, stage_groups
 
 
 @dataclass(eq=False)
@@ -73,9 +74,11 @@ class Schedule:
         """Take in the stages of one step more, if there is one."""
         for step, stages in itertools.islice(self._steps, 1):
             for stage in stages:
-                needs = [*self._first, *(task for task in self.tasks if _reads(stage, task.stage))]
+                at = of_run(stage)
+                needs = [task for task in self.tasks if at or _reads(stage, task.stage)]
+                needs += [task for task in self._first if task not in needs]
                 self.tasks.append(Task(step, stage, self._slots.get(agent_of(stage)), needs))
-                if self.tasks[-1].command in ("resolve", "prepare"):
+                if at == "before":
                     self._first.append(self.tasks[-1])
 
     def closed(self) -> Iterator[tuple[int, list[Task]]]:

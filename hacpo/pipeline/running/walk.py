@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hacpo.phrases import mebibytes
+from hacpo.pipeline.catalogue import EVALUATE
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.caching import CheckpointCache
-from hacpo.pipeline.records.order import makes_checkpoint, may_be_pruned
+from hacpo.pipeline.records.order import makes_checkpoint, may_be_pruned, spec_of
 from hacpo.pipeline.retention.pruning import plan_pruning, prune
 from hacpo.pipeline.running.remaking import Remaking
 from hacpo.pipeline.running.restoring import needed_checkpoints, train_again
@@ -126,7 +127,7 @@ class Walk:
                 may_be_pruned=may_be_pruned(self._pipeline, task.step, task.stage),
                 before=functools.partial(self._remaking.check_stage, task.step),
             )
-        if task.recorded and task.command == "evaluate":
+        if task.recorded and spec_of(task.stage) == EVALUATE:
             self._view.settled(task.step, [task.command])
         return not task.recorded
 

@@ -143,7 +143,7 @@ class RunView:
         return time.monotonic() - self._started
 
     def _line(self, agent: str, step: int) -> str:
-        reward = numbers(self._pipeline.layout, "verify", step, agent).get("accuracy")
+        reward = numbers(self._pipeline.layout, VERIFY, step, agent).get("accuracy")
         mean = "  -  " if reward is None else f"{reward:.3f}"
         held_out = {at: value for at, value in self._held_out[agent].items() if at <= step}
         return f"{agent}: mean reward {mean}, held out {_course(held_out)}"

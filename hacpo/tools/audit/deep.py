@@ -109,6 +109,7 @@ class DeepAudit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._session.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def check(self, step: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dvc.utils.serialize import dumps_yaml, parse_yaml
 
-from hacpo.pipeline.records.lock_text import with_stage
+from hacpo.pipeline.records.lock_text import printed, with_stage
 
 ORDER = ["warmup-ada", "generate@ada", "generate@bo", "verify@ada"]
 
@@ -58,3 +58,44 @@ def test_a_lock_of_another_form_keeps_what_it_says(text: str) -> None:
     said = parse_yaml(text, "dvc.lock").get("stages", {})
     new = parse_yaml(with_stage(text, "generate@bo", entry("generate@bo", 2), place, "dvc.lock"), "dvc.lock")
     assert new == {"schema": "2.0", "stages": {**said, "generate@bo": entry("generate@bo", 2)}}
+
+
+def plain(**changed: Any) -> dict[str, Any]:
+    """What DVC records of a stage of ours."""
+    path = changed.pop("path", "artifacts/small/prompts/step=0001")
+    return {
+        "cmd": "hacpo generate pipelines/small --step 0001 --agent ada",
+        "deps": [{"path": path, "hash": "md5", "md5": "0e1a" * 8 + ".dir", "size": 12, "nfiles": 3}],
+        "params": {
+            "artifacts/small/settings.json": {"agents.ada": {"tiny": None, "text": "a: 'b' # c\n\n  d\n"}, "x": 0.1}
+        },
+        "outs": [
+            {"path": "artifacts/small/metrics/generate/step=0001/ada.json", "hash": "md5", "md5": "f0" * 16, "size": 1}
+        ],
+        **changed,
+    }
+
+
+@pytest.mark.parametrize("indent", [0, 4])
+def test_an_entry_is_printed_as_dvc_prints_it(indent: int) -> None:
+    library = dumps_yaml({"a": {"b": plain()}} if indent else plain())
+    text = printed(plain(), indent)
+    assert text == (library.removeprefix("a:\n  b:\n") if indent else library)
+
+
+@pytest.mark.parametrize(
+    "path", ["12", "1e5", "true", "null", "a b", "a: b", "a #b", "[a", "x" * 90, "äöü/x", "~", "-/x"]
+)
+@pytest.mark.parametrize("md5", ["1234" * 8, "1e12" * 8, "f0" * 16])
+def test_what_yaml_would_read_otherwise_is_left_to_dvc(path: str, md5: str) -> None:
+    odd = plain(path=path)
+    odd["outs"][0]["md5"] = md5
+    assert printed(odd, 4) is None
+    text = with_stage("", "generate@ada", odd, place, "dvc.lock")
+    assert text == dumps_yaml({"schema": "2.0", "stages": {"generate@ada": odd}})
+
+
+def test_a_command_beyond_the_width_is_folded_as_dvc_folds_it() -> None:
+    long = plain(cmd="hacpo generate pipelines/small --step 0001 --agent a-name-that-is-rather-long-for-an-agent")
+    text = with_stage("", "generate@ada", long, place, "dvc.lock")
+    assert text == dumps_yaml({"schema": "2.0", "stages": {"generate@ada": long}})
