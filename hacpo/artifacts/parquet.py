@@ -134,13 +134,19 @@ def values(column: pa.ChunkedArray) -> Iterator[Any]:
             yield from chunk.slice(start, _AT_ONCE).to_pylist()
 
 
-def read_given(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+def read_given(path: Path, columns: Sequence[str] | None = None, *, optional: bool = False) -> pa.Table:
     """A Parquet file that users give, as it is: problems, capabilities. What it must hold its reader says.
+
+    Args:
+        columns: only these; others may hold anything, and any amount of it.
+        optional: those that the file has not are left out.
 
     Raises:
         NotParquetError: it is none, or lacks one of the columns.
     """
     try:
+        if columns is not None and optional:
+            columns = [name for name in dict.fromkeys(pq.read_schema(path).names) if name in columns]
         return pq.read_table(path, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise NotParquetError(where=path, reason=first_line(error)) from None

@@ -55,7 +55,7 @@ def load(name: str, source: DataSet, root: Path) -> list[Problem]:
 def _read(path: Path) -> list[Problem]:
     if not path.is_file():
         raise MissingInputError("the problem file is missing", where=path, remedy="correct data.sets in params.yaml")
-    table = read_given(path)
+    table = read_given(path, PROBLEMS.schema.names, optional=True)
     for field in PROBLEMS.schema:
         if field.name in table.column_names:
             continue

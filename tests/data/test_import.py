@@ -469,9 +469,9 @@ def test_half_a_character_is_refused_in_one_line(cli: Cli) -> None:
 
 def test_a_small_file_that_is_gigabytes_unpacked_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dictionary holds a long text once, and rows by the thousand say that it is theirs."""
-    from hacpo.data.importing import formats
+    from hacpo.data.importing import parquet_rows
 
-    monkeypatch.setattr(formats, "_MOST_BYTES", 1 << 22)
+    monkeypatch.setattr(parquet_rows, "MOST_BYTES", 1 << 22)
     long = pa.array(["x" * 100_000])
     texts = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), long)
     pq.write_table(pa.table({"question": texts.cast(pa.string()), "answer": ["2"] * 5000}), "bomb.parquet")
@@ -481,14 +481,32 @@ def test_a_small_file_that_is_gigabytes_unpacked_is_refused(cli: Cli, monkeypatc
     assert "bomb.parquet: is more than 0 GiB unpacked" in result.error
 
 
+def test_a_list_of_texts_that_a_dictionary_multiplies_is_read_within_bounds(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100,000 times a text of 10 KB is 1 GB, whatever the file says of itself: it says 10 KB and 100,000 values."""
+    from hacpo.data.importing import formats, trial
+
+    monkeypatch.setattr(trial, "MEMORY", 1 << 28)
+    monkeypatch.setattr(formats, "read_parquet", lambda path: pytest.fail(f"{path} was read without bounds"))
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["x" * 10_000]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 100_000], pa.int32()), texts)
+    table = pa.table({"question": ["1+1?"], "answer": ["2"], "x": lists})
+    pq.write_table(table, "bomb.parquet", store_schema=False)
+    assert Path("bomb.parquet").stat().st_size < 1 << 15
+    result = cli("import", "mine", "--from", "bomb.parquet", "--split", "train")
+    assert result.code == 5
+    assert "bomb.parquet: is more than 2 GiB unpacked" in result.error
+
+
 @pytest.mark.parametrize("unneeded", ["x", "answer"])
 def test_a_list_of_millions_in_a_small_file_is_refused_before_it_is_read(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, unneeded: str
 ) -> None:
     """One value of a column may be a list without end: two rows of 100,000 numbers are 6.4 MB of Python's objects."""
-    from hacpo.data.importing import formats
+    from hacpo.data.importing import parquet_rows
 
-    monkeypatch.setattr(formats, "_MOST_BYTES", 1 << 22)
+    monkeypatch.setattr(parquet_rows, "MOST_BYTES", 1 << 22)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_: pytest.fail("it was read"))
     zeros = pa.ListArray.from_arrays([0, 100_000, 200_000], pa.array([0] * 200_000, pa.int64()))
     table = pa.table({"question": ["1+1?"] * 2, "solution": ["2"] * 2, unneeded: zeros})

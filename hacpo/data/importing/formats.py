@@ -9,20 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from hacpo.artifacts.text_files import parse_json
-from hacpo.errors import DataError, MissingInputError, first_line
+from hacpo.data.importing.parquet_rows import read_parquet
+from hacpo.data.importing.trial import try_parquet
+from hacpo.errors import DataError, MissingInputError
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a character beyond the first 65,536, as JSON may spell it; two of them make one."""
-_MOST_BYTES = 1 << 31
-"""Of a Parquet file's rows in memory: a dictionary makes gigabytes of a file of a few kilobytes."""
-
-_BYTES_PER_VALUE = 32
-"""Of a number as an object of Python's, with its place in a list; as few bytes of a file make millions of them."""
-
 Rows = list[dict[str, Any]]
 
 
@@ -48,37 +41,8 @@ def read_rows(path: Path) -> Rows:
 
 
 def _parquet(path: Path) -> Rows:
-    rows: Rows = []
-    size = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            chunks = _chunk_sizes(file.metadata)
-            if sum(chunks) > _MOST_BYTES:
-                raise _too_large(path)
-            # A value outside lists is no larger than its chunk, so that no batch is much larger than what is allowed.
-            for batch in file.iter_batches(max(1, min(1024, _MOST_BYTES // max([1, *chunks])))):
-                size += batch.nbytes
-                if size > _MOST_BYTES:
-                    raise _too_large(path)
-                rows += batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"not readable as Parquet: {first_line(error)}", where=path) from None
-    return rows
-
-
-def _chunk_sizes(metadata: pq.FileMetaData) -> list[int]:
-    """Bytes that each column of each row group takes at least, the values within its lists counted one by one."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    chunks = [group.column(at) for group in groups for at in range(group.num_columns)]
-    return [max(chunk.total_uncompressed_size, chunk.num_values * _BYTES_PER_VALUE) for chunk in chunks]
-
-
-def _too_large(path: Path) -> DataError:
-    return DataError(
-        f"is more than {_MOST_BYTES >> 30} GiB unpacked",
-        where=path,
-        remedy="import it in parts, with the columns needed",
-    )
+    try_parquet(path)
+    return read_parquet(path)
 
 
 def _json_lines(path: Path) -> Rows:

@@ -21,7 +21,7 @@ from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline.locking.leases import lease
 from hacpo.pipeline.records import rwlock
 from hacpo.pipeline.records.databases import give_up_when_refused
-from hacpo.pipeline.records.distrust import distrusting
+from hacpo.pipeline.records.distrust import distrusting, open_regular_files_alone
 from hacpo.pipeline.records.flushing import flushed_copies
 from hacpo.pipeline.records.lock_text import printed, with_stage
 from hacpo.pipeline.records.parameters import parsed_once
@@ -43,6 +43,7 @@ def project_root(root: Path) -> str:
     from dvc.repo import Repo
     from dvc.scm import SCM, SCMError
 
+    open_regular_files_alone()
     try:
         repo_root = str(Repo.find_root(str(root)))
         config = Config(str(Path(repo_root, Repo.DVC_DIR)))

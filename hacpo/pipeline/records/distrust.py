@@ -1,13 +1,45 @@
-"""DVC's cache, believed only where what an entry holds is what its name says."""
+"""DVC's cache, believed only where what an entry holds is what its name says; and files hashed only where they end."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from hacpo.errors import ArtifactError
+
+
+def open_regular_files_alone() -> None:
+    """Have DVC (dvc_objects 5) refuse to open a pipe or a device, in this process from here on, be it to hash it or as
+    one of its own files: it would wait for the one, or read the other, without end."""
+    from dvc_objects.fs.local import FsspecLocalFileSystem
+
+    files: Any = FsspecLocalFileSystem
+    open_any = files.open
+
+    def open_regular(self: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        refuse_odd(Path(path))
+        return open_any(self, path, *arguments, **options)
+
+    if open_any.__name__ != open_regular.__name__:
+        files.open = open_regular
+
+
+def refuse_odd(path: Path) -> None:
+    """Refuse a pipe, a socket or a device.
+
+    Raises:
+        ArtifactError: it is one.
+    """
+    with contextlib.suppress(OSError):
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ArtifactError("is no regular file", where=os.path.relpath(path), remedy="put a file in its place")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from hacpo.artifacts.storage import atomic
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import BusyError
 from hacpo.pipeline.locking.locks import has_flock
+from hacpo.pipeline.records.distrust import refuse_odd
 
 Entry = dict[str, Any]
 """`pid` and `cmd` of a process."""
@@ -73,9 +74,14 @@ def temporary_folder(root: Path) -> Path | None:
 
 def guard(folder: Path, name: str, *, hardlink: bool) -> Any:
     """DVC's lock of that name. Where the filesystem has no locks, DVC itself refuses to work, and the lease that
-    `Books` holds beside this one has to do."""
+    `Books` holds beside this one has to do.
+
+    Raises:
+        ArtifactError: something else than a file is in its place.
+    """
     from dvc.lock import LockNoop, make_lock
 
+    refuse_odd(folder / name)
     if not hardlink and not has_flock(folder):
         return LockNoop()
     return make_lock(str(folder / name), tmp_dir=str(folder), hardlink_lock=hardlink)

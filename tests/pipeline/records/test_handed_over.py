@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -167,3 +168,41 @@ def test_no_file_beside_the_pipelines_is_imported(finished_copy: Path, way: str)
     done = subprocess.run([*hacpo, *words], capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
     assert not (finished_copy / "run_by_a_stranger").exists()
+
+
+# --- what is no regular file -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "pipelines/small"], ["prune", "pipelines/small"]], ids=lambda words: words[0]
+)
+@pytest.mark.parametrize("made", ["pipe", "device"])
+def test_what_dvc_would_wait_for_is_refused(finished_copy: Path, words: list[str], made: str) -> None:
+    """DVC hashes what a stage reads and makes, and asks of no file whether it ends."""
+    odd = Path("artifacts/small/checkpoints/step=0000/agent=ada/tokenizer.json")
+    odd.unlink()
+    os.mkfifo(odd) if made == "pipe" else odd.symlink_to("/dev/zero")
+    _assert_refused(words, f"{odd}: is no regular file")
+
+
+@pytest.mark.parametrize("name", [".dvc/config", ".dvcignore", ".dvc/tmp/lock"])
+def test_a_pipe_in_the_place_of_a_file_of_dvc_is_refused(finished_copy: Path, name: str) -> None:
+    Path(name).unlink(missing_ok=True)
+    os.mkfifo(name)
+    _assert_refused(["plan", "pipelines/small"], f"{name}: is no regular file")
+
+
+def test_a_pipe_in_the_place_of_problems_is_refused(finished_copy: Path) -> None:
+    params = Path("pipelines/small/params.yaml")
+    made = "{task: arithmetic, split: train, problems: 64}"
+    params.write_text(params.read_text().replace(made, "{path: problems.parquet}"))
+    os.mkfifo("problems.parquet")
+    _assert_refused(["run", "pipelines/small", "--yes"], "problems.parquet: is no regular file")
+
+
+def _assert_refused(words: list[str], what: str) -> None:
+    """In a process that can be killed: without the refusal it waits for ever."""
+    command = [sys.executable, "-m", "hacpo.cli", *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert f"hacpo: error: {what}" in done.stderr

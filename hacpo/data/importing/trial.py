@@ -1,0 +1,87 @@
+"""Whether a stranger's Parquet file can be read at all, found out in a process whose memory is bounded.
+
+What a file says of itself (sizes, counts of values) need not be so, and a dictionary makes terabytes of a few
+kilobytes, so nothing of it is believed: it is read to the end in a process that may take `MEMORY` and no more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from hacpo.data.importing.parquet_rows import MOST_BYTES, TooLargeError, read_parquet
+from hacpo.errors import DataError, HacpoError, first_line, harmless
+
+MEMORY = 3 * MOST_BYTES
+"""Bytes that reading may take beyond what Python and Arrow do: Python's texts take up to four bytes a character."""
+
+_TOO_LARGE = 3
+_UNREADABLE = 4
+
+
+def try_parquet(path: Path) -> None:
+    """Read a Parquet file in another process, and forget what is in it.
+
+    Raises:
+        TooLargeError: it takes more than `MEMORY`.
+        DataError: it cannot be read.
+    """
+    command = [sys.executable, "-P", "-m", __spec__.name, str(MEMORY), str(os.getpid()), str(path)]
+    # Arrow's own allocators take address space beforehand.
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == _UNREADABLE:
+        raise DataError(done.stdout)
+    if done.returncode == 1:  # Python's own, of what is no fault of the file
+        why = (done.stderr.splitlines() or ["it says nothing"])[-1]
+        raise HacpoError(f"the process that reads it failed: {harmless(why)[:160]}", where=path)
+    if done.returncode != 0:  # by its own word, or by a signal: Arrow ends the process where it gets no memory
+        raise TooLargeError(path)
+
+
+def main() -> int:
+    """`python -m hacpo.data.importing.trial BYTES PARENT FILE`: reads the file; the exit code says what came of it."""
+    more, parent, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        return 1
+    _limit_memory(more)
+    try:
+        read_parquet(path)
+    except (MemoryError, TooLargeError):
+        return _TOO_LARGE
+    except DataError as error:
+        print(error)
+        return _UNREADABLE
+    except Exception as error:  # a damaged file makes Arrow raise whatever its damage leads to
+        print(DataError(f"not readable as Parquet: {first_line(error)}", where=path))
+        return _UNREADABLE
+    return 0
+
+
+def _limit_memory(more: int) -> None:
+    """Bounds the address space at what is taken and `more` bytes, or at what a cluster allows if that is less."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as statm:
+        limit = int(statm.read().split()[0]) * resource.getpagesize() + more
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
