@@ -64,7 +64,31 @@ def supports(table: pa.Table) -> list[Support | None]:
 
 def rollout_id(step: int, agent: str, problem: str, sample: int, *, side: bool = False) -> str:
     """Identity of one response in a run: `0007/ada/<problem>/003`, of a side sample `0007/ada/<problem>/side-003`."""
-    return f"{step:04d}/{agent}/{problem}/{'side-' if side else ''}{sample:03d}"
+    return f"{_whose(step, agent)}/{problem}/{_which(sample, side)}"
+
+
+def rollout_ids(step: int, agent: str, problem_ids: Any, samples: int, *, side: bool = False) -> Any:
+    """The same of every response of an agent, by problem and sample: Arrow strings, [P * samples].
+
+    Args:
+        problem_ids: Arrow strings, [P].
+    """
+    problems = problem_ids.take(pa.array(np.repeat(np.arange(len(problem_ids)), samples)))
+    which = pa.array([_which(sample, side) for sample in range(samples)] * len(problem_ids), pa.string())
+    return pc.binary_join_element_wise(_whose(step, agent), problems, which, "/")
+
+
+def problem_of(identity: str) -> str:
+    """The problem that a response's `rollout_id` names, in which there may be slashes too."""
+    return "/".join(identity.split("/")[2:-1])
+
+
+def _whose(step: int, agent: str) -> str:
+    return f"{step:04d}/{agent}"
+
+
+def _which(sample: int, side: bool) -> str:
+    return f"{'side-' if side else ''}{sample:03d}"
 
 
 def check_whole(

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hacpo.artifacts import tables
-from hacpo.artifacts.tables import Artifact, step_dir
+from hacpo.artifacts.tables import Artifact, owner_dir, step_dir
+
+LOCKS, SAVED, MERGED, PRUNED = ".locks", ".saved", ".merged", "pruned.json"
+BESIDE = (LOCKS, SAVED, MERGED, PRUNED)
+"""What lies beside a run's artifacts: notes about itself, on which no result depends."""
 
 
 @dataclass(frozen=True)
@@ -84,20 +88,25 @@ class Layout:
 
     def saved(self, table: str, step: int, agent: str) -> Path:
         """What a stage keeps while it is at work, so that it can go on after a kill; outside every table's folder."""
-        return self.root / ".saved" / table / step_dir(step) / f"agent={agent}"
+        return self.root / SAVED / table / step_dir(step) / owner_dir("agent", agent)
 
     def merged(self, agent: str) -> Path:
         """A checkpoint's adapter merged with its base, while an engine loads it; outside every table's folder."""
-        return self.root / ".merged" / f"agent={agent}"
+        return self.root / MERGED / owner_dir("agent", agent)
+
+    @property
+    def locks(self) -> Path:
+        """Where who works on the run notes that, and what it is in the middle of."""
+        return self.root / LOCKS
 
     def known_policy(self, step: int, agent: str) -> Path:
         """What a checkpoint's weights hashed to when they were last read or written; DVC and audits pass it by."""
-        return self.root / ".locks" / "policies" / step_dir(step) / f"{agent}.json"
+        return self.locks / "policies" / step_dir(step) / f"{agent}.json"
 
     @property
     def pruned(self) -> Path:
         """The record of pruned checkpoints."""
-        return self.root / "pruned.json"
+        return self.root / PRUNED
 
     @property
     def restoring(self) -> Path:

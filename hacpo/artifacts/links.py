@@ -11,17 +11,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hacpo.artifacts import tables
-from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.layout import BESIDE, Layout
+from hacpo.artifacts.tables import ARTIFACTS, OWNERS, owner_dir
 from hacpo.errors import ArtifactError
 
-_KINDS = (*tables.TABLES.values(), tables.SETTINGS, tables.CHECKPOINT, tables.METRICS, tables.REPORT)
-_OURS = {kind.path().partition("/")[0] for kind in _KINDS} | {".locks", ".merged", ".saved", "pruned.json"}
+_OURS = {artifact.path().partition("/")[0] for artifact in ARTIFACTS} | {*BESIDE}
 """What a run has in its folder; anything else there is the user's own, and nobody's to look at."""
 _OF_DVC = {".keys", "dvc.lock", "dvc.yaml", "steps"}
 """What hacpo writes in a pipeline's folder."""
 _OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
-_PARTS = ("agent=", "learner=")
+_PARTS = tuple(owner_dir(kind, "") for kind in OWNERS)
 
 
 def leads_to_object(path: Path) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from hacpo.artifacts import parquet
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.shards import Shard
-from hacpo.artifacts.tables import PROBLEMS, Table
+from hacpo.artifacts.tables import EVERY_STEP, PROBLEMS, Table, owner_of, step_of
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,9 @@ class RunFiles:
             if self.path(table).is_file():
                 yield None, ""
         else:
-            levels = "step=*" if table.per == "step" else f"step=*/{table.per}=*"
-            for place in sorted(folder.glob(levels)):
-                step, *whose = (part.partition("=")[2] for part in place.relative_to(folder).parts)
-                number, name = int(step) if step.isdecimal() else 0, "".join(whose)
+            for place in sorted(root.glob(table.within(EVERY_STEP, "*"))):
+                step, *whose = place.relative_to(folder).parts
+                number, name = step_of(step), owner_of("".join(whose))
                 path = place / table.file
-                if path == self.path(table, number, name) and path.exists():
+                if number is not None and path == self.path(table, number, name) and path.exists():
                     yield number, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -33,9 +34,41 @@ def _columns(**types: pa.DataType | tuple[pa.DataType, None]) -> pa.Schema:
     )
 
 
+OWNERS = ("agent", "learner")
+"""Whose a part of a step can be, as its folder names it."""
+
+_STEP = re.compile(r"step=(\d{4})")
+
+
+def step_named(number: str) -> str:
+    """`step=0007`: a step's folder, of its number in four digits or of what stands for one."""
+    return f"step={number}"
+
+
 def step_dir(step: int) -> str:
-    """`step=0007`: zero-padded, so that names sort by step."""
-    return f"step={step:04d}"
+    """A step's folder: zero-padded, so that names sort by step."""
+    return step_named(f"{step:04d}")
+
+
+EVERY_STEP = step_named("*")
+"""For `glob`."""
+
+
+def step_of(folder: str) -> int | None:
+    """The step of a folder that `step_dir` names; None of any other name."""
+    match = _STEP.fullmatch(folder)
+    return None if match is None else int(match[1])
+
+
+def owner_dir(kind: str, name: str) -> str:
+    """`agent=ada`, `learner=ada`: the folder of whose part of a step it is; `kind` is one of `OWNERS`."""
+    return f"{kind}={name}"
+
+
+def owner_of(folder: str) -> str:
+    """The agent or learner of a folder that `owner_dir` names; empty of any other name."""
+    kind, _, name = folder.partition("=")
+    return name if kind in OWNERS else ""
 
 
 @dataclass(frozen=True)
@@ -59,13 +92,13 @@ class Artifact:
     @property
     def pattern(self) -> str:
         """A regular expression of where it lies below a run's root, of any step and agent (groups `step`, `agent`)."""
-        return self.path(r"step=(?P<step>\d{4})", "(?P<agent>[^/]+)")
+        return self.path(step_named(r"(?P<step>\d{4})"), "(?P<agent>[^/]+)")
 
     def within(self, step: str = "", agent: str = "") -> str:
         """Its folder, of one step (as `step_dir` spells it) and agent where these are given: all of them else."""
         if self.per == "run":
             return self.folder
-        parts = [self.folder, step, f"{self.per}={agent}" if agent and self.per != "step" else ""]
+        parts = [self.folder, step, owner_dir(self.per, agent) if agent and self.per != "step" else ""]
         return "/".join(part for part in parts if part)
 
     def path(self, step: str = "", agent: str = "") -> str:
@@ -102,7 +135,7 @@ class Table(Artifact):
         """What `hacpo.partition` says in a file of it: `step=0007/agent=ada`; empty where the run has one alone."""
         if self.per == "run" or step is None:
             return ""
-        return "/".join([step_dir(step), *([f"{self.per}={agent}"] if self.per != "step" else [])])
+        return "/".join([step_dir(step), *([owner_dir(self.per, agent)] if self.per != "step" else [])])
 
     @property
     def title(self) -> str:
@@ -383,20 +416,24 @@ EVALUATIONS = Table(
     key=("benchmark", "problem_id", "sample"),
 )
 
-TABLES = {
-    table.name: table
-    for table in (
-        PROBLEMS,
-        SCHEDULE,
-        PROMPTS,
-        ROLLOUTS,
-        VERDICTS,
-        SIDE_ROLLOUTS,
-        SIDE_VERDICTS,
-        CAPABILITY,
-        POOL,
-        ADVANTAGES,
-        TRACE,
-        EVALUATIONS,
-    )
-}
+ARTIFACTS: tuple[Artifact, ...] = (
+    SETTINGS,
+    CHECKPOINT,
+    METRICS,
+    REPORT,
+    CURVES,
+    HEADLINES,
+    PROBLEMS,
+    SCHEDULE,
+    PROMPTS,
+    ROLLOUTS,
+    VERDICTS,
+    SIDE_ROLLOUTS,
+    SIDE_VERDICTS,
+    CAPABILITY,
+    POOL,
+    ADVANTAGES,
+    TRACE,
+    EVALUATIONS,
+)
+TABLES = {artifact.name: artifact for artifact in ARTIFACTS if isinstance(artifact, Table)}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hacpo.artifacts.layout import MERGED
 from hacpo.artifacts.model_folder import check_checkpoint
 from hacpo.artifacts.weights import policy_hash, whole_model
 from hacpo.engines.cache import ModelCache
@@ -104,7 +105,7 @@ def open_engine(
     settings: EngineSettings,
     made_by: str,
     pipeline: Path = Path(),
-    scratch: Path = Path(".merged"),
+    scratch: Path = Path(MERGED),
 ) -> Engine:
     """The engine of a checkpoint folder; other arguments and errors as for `open_model`.
 

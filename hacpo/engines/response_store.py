@@ -22,6 +22,7 @@ from hacpo.algorithm.rollouts import supports
 from hacpo.algorithm.support import to_column
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.durability import flush
+from hacpo.artifacts.layout import SAVED
 from hacpo.artifacts.storage import refused
 from hacpo.callbacks import OnProgress
 from hacpo.engines.interface import SampledResponse, Sampler, SamplingParameters, SamplingRequest
@@ -30,7 +31,7 @@ from hacpo.settings.engine import EngineSettings
 
 _BLOCK = tables.Table(
     "saved_responses",
-    ".saved",
+    SAVED,
     "agent",
     schema=pa.schema(
         [

@@ -20,7 +20,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from conftest import PARAMS, Cli, make_project
-from hacpo.artifacts import tables
+from hacpo.artifacts import layout, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.parquet import read_metadata
 from hacpo.cli import app
@@ -40,8 +40,6 @@ RUN = "artifacts/small"
 PARAMS_FILE = "pipelines/small/params.yaml"
 _IN_OPEN, _IN_ISDIR, _IN_NONBLOCK = 0x20, 0x40000000, 0o4000
 
-BESIDE = (".locks/", ".saved/", ".merged/", "pruned.json")
-"""Notes of the run about itself, on which no result depends."""
 POLICIES = ("metrics/warmup/", "metrics/update/")
 """A reader of a checkpoint compares its hash with the one that is noted there, and refuses others."""
 SAID = {"advantage": ("metrics/verify/",)}
@@ -155,7 +153,7 @@ def strange(seen: set[str], spec: StageSpec, agent: str, step: int) -> set[str]:
     """What of the files opened is neither declared nor known to decide nothing."""
     # Both say whether params.yaml has changed since its settings were resolved.
     allowed = declared(spec, agent, step) | {f"{RUN}/settings.json", PARAMS_FILE}
-    beside = tuple(f"{RUN}/{name}" for name in (*BESIDE, *POLICIES, *SAID.get(spec.name, ())))
+    beside = tuple(f"{RUN}/{name}" for name in (*layout.BESIDE, *POLICIES, *SAID.get(spec.name, ())))
     return {
         path
         for path in seen
@@ -255,7 +253,8 @@ def test_nothing_undeclared_is_read_or_written(
 
 def test_every_artifact_has_one_maker() -> None:
     made = [use.artifact for spec in PIPELINE for use in spec.writes]
-    for artifact in dict.fromkeys([*made, *tables.TABLES.values()]):
+    assert {*made, tables.METRICS} == {*tables.ARTIFACTS}
+    for artifact in dict.fromkeys(made):
         makers = [spec.name for spec in PIPELINE if spec.makes(artifact)]
         assert makers == (["warmup", "update"] if artifact == tables.CHECKPOINT else [maker_of(artifact).name])
     assert maker_of(tables.CHECKPOINT, 0).name == "warmup"

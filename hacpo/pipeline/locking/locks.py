@@ -79,7 +79,7 @@ def _folder(layout: Layout) -> Iterator[Path]:
     Raises:
         StorageError: the disk refuses.
     """
-    folder = layout.root / ".locks"
+    folder = layout.locks
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hacpo.artifacts.storage import atomic
-from hacpo.artifacts.tables import CHECKPOINT, metrics_file, step_dir
+from hacpo.artifacts.tables import CHECKPOINT, metrics_file, step_dir, step_named
 from hacpo.artifacts.text_files import read_bytes, read_text
 from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import PIPELINE, RESOLVE, StageSpec, Use, step_stages
@@ -31,9 +31,9 @@ from hacpo.settings.root import Settings
 
 _HEADER = "# Stamped by `hacpo plan pipelines/{run}` from params.yaml; change that, not this.\n"
 _UNCACHED = "          cache: false"
-_CACHED = re.compile(rf"      - artifacts/\S+/{CHECKPOINT.folder}/step=[^:]+")
+_CACHED = re.compile(rf"      - artifacts/\S+/{CHECKPOINT.folder}/{step_named('[^:]+')}")
 """A checkpoint among the outputs, without a flag."""
-_STEP, _PREVIOUS, _AGENT = "step=${step}", "step=${prev}", "${item.agent}"
+_STEP, _PREVIOUS, _AGENT = step_named("${step}"), step_named("${prev}"), "${item.agent}"
 
 
 def _place(use: Use, settings: Settings, step: str, agent: str, *, written: bool = False) -> str:

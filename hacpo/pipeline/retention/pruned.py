@@ -7,16 +7,14 @@ still compares with the rollouts that were drawn from them.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hacpo.artifacts import storage, tables
+from hacpo.artifacts import storage
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.tables import CHECKPOINT, EVERY_STEP, step_of
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import ArtifactError, HacpoError
-
-_STEP = re.compile(r"step=(\d{4})")
 
 _REMEDY = "remove the file; it only says what was pruned"
 
@@ -77,6 +75,6 @@ def write_record(layout: Layout, record: Mapping[str, Mapping[int, Pruned]]) -> 
 
 def checkpoints_there(layout: Layout, agent: str) -> list[int]:
     """Steps whose checkpoint of an agent is on disk, in order."""
-    folders = layout.path(tables.CHECKPOINT).glob(f"step=*/agent={agent}")
-    matches = [_STEP.fullmatch(folder.parent.name) for folder in folders if folder.is_dir()]
-    return sorted(int(match[1]) for match in matches if match)
+    folders = layout.root.glob(CHECKPOINT.path(EVERY_STEP, agent))
+    steps = [step_of(folder.parent.name) for folder in folders if folder.is_dir()]
+    return sorted(step for step in steps if step is not None)

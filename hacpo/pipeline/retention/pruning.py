@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hacpo.artifacts import durability, storage, tables
+from hacpo.artifacts import durability, storage
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.storage import disk_bytes, refused
+from hacpo.artifacts.tables import CHECKPOINT, EVERY_STEP, owner_dir
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError
 from hacpo.pipeline.retention.pruned import Pruned, checkpoints_there, read_record, write_record
@@ -123,7 +124,8 @@ def set_aside(checkpoint: Path) -> None:
 def remove_leftovers(layout: Layout) -> None:
     """Delete what was renamed aside, folders of steps that are empty now, and what a killed restore was making."""
     storage.remove(layout.restoring)
-    for aside in list(layout.path(tables.CHECKPOINT).glob("step=*/.agent=*.tmp-*-pruned")):
+    every_agent = owner_dir(CHECKPOINT.per, "*")
+    for aside in list(layout.root.glob(f"{CHECKPOINT.within(EVERY_STEP)}/.{every_agent}.tmp-*-pruned")):
         if _links_above(aside):
             continue
         storage.remove(aside)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hacpo.artifacts import storage, tables
 from hacpo.artifacts.durability import flush, make_folders
+from hacpo.artifacts.layout import LOCKS
 from hacpo.artifacts.model_folder import check_checkpoint, copy_file
 from hacpo.errors import MissingInputError, SettingsError
 from hacpo.pipeline.catalogue import RESOLVE, WARMUP
@@ -29,7 +30,6 @@ from hacpo.pipeline.records.dvc_files import stamp
 from hacpo.pipeline.records.order import agent_of, command_of, makes_checkpoint, stage_groups, step_file
 from hacpo.settings import params
 
-_LOCKS = ".locks"
 _EXTENDS = re.compile(r"^extends:[ \t]*(['\"]?)([^'\"#\n]+?)\1[ \t]*(#.*)?$", re.MULTILINE)
 
 
@@ -85,7 +85,7 @@ def _check_free(target: Pipeline) -> None:
     folder, root = target.folder, target.layout.root
     if folder.is_symlink() or not (_names(folder) == set() or COPYING in _names(folder)):
         raise SettingsError("is there already", where=folder, remedy="name another folder")
-    if root.is_symlink() or not (_names(root) <= {_LOCKS} or COPYING in _names(folder)):
+    if root.is_symlink() or not (_names(root) <= {LOCKS} or COPYING in _names(folder)):
         raise SettingsError("there are artifacts of such a run", where=root)
 
 
@@ -130,7 +130,7 @@ def _in_making(target: Pipeline) -> Iterator[None]:
 
 def _clear(target: Pipeline) -> None:
     """Remove all of the new run but its locks, which are held, and its mark."""
-    for folder, kept in ((target.layout.root, _LOCKS), (target.folder, COPYING)):
+    for folder, kept in ((target.layout.root, LOCKS), (target.folder, COPYING)):
         for name in _names(folder) - {kept}:
             storage.remove(folder / name)
 

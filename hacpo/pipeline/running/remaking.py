@@ -84,7 +84,7 @@ class Remaking:
 
     @property
     def _note(self) -> Path:
-        return self.pipeline.layout.root / ".locks" / "remaking.json"
+        return self.pipeline.layout.locks / "remaking.json"
 
     def _ask(self, first: int, agents: Collection[str], why: str) -> None:
         if self._settled:
@@ -94,8 +94,12 @@ class Remaking:
         if not trained:
             return
         agreed_to = {"settings": _digest(params.dump(self.pipeline.settings))}
-        lost = [layout.checkpoint(step, agent) for agent in agents for step in checkpoints_there(layout, agent)]
-        lost = [folder for folder in lost if int(folder.parent.name.removeprefix("step=")) >= first]
+        lost = [
+            layout.checkpoint(step, agent)
+            for agent in agents
+            for step in checkpoints_there(layout, agent)
+            if step >= first
+        ]
         count = f"{len(lost)} checkpoint{'s' if len(lost) != 1 else ''}"
         steps = sorted(set(trained))
         what = (

@@ -14,6 +14,7 @@ from typing import Any
 
 from hacpo.artifacts import storage
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.tables import owner_of, step_of
 from hacpo.errors import ArtifactError, MissingInputError
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.policies import check_policy
@@ -30,8 +31,8 @@ def needed_checkpoints(pipeline: Pipeline, books: Books, stages: Iterable[Any]) 
     needed: dict[str, int] = {}
     for stage in stages:
         for path in books.pruned_inputs(stage):
-            agent, step = path.name.removeprefix("agent="), int(path.parent.name.removeprefix("step="))
-            if path.resolve() == pipeline.layout.checkpoint(step, agent).resolve():
+            agent, step = owner_of(path.name), step_of(path.parent.name)
+            if step is not None and path.resolve() == pipeline.layout.checkpoint(step, agent).resolve():
                 needed[agent] = max(step, needed.get(agent, 0))
     return needed
 

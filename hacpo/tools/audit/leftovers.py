@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from hacpo.artifacts.layout import LOCKS, MERGED, SAVED
 from hacpo.artifacts.tables import (
     CHECKPOINT,
     METRICS,
@@ -15,16 +16,17 @@ from hacpo.artifacts.tables import (
     SCHEDULE,
     WHOLE_STEP,
     Artifact,
+    owner_dir,
     step_dir,
+    step_of,
 )
 from hacpo.artifacts.weights import optimizer_files
 from hacpo.pipeline.catalogue import PIPELINE, STAGES, StageSpec
 from hacpo.tools.audit.audit_run import AuditRun
 
 CHECK = "unknown"
-_IGNORED = {".gitignore", ".locks", ".saved", ".merged"}
+_IGNORED = {".gitignore", LOCKS, SAVED, MERGED}
 """DVC's own, the locks between processes, and what an unfinished stage keeps for its next start or replaces then."""
-_STEP = re.compile(r"step=(\d{4})")
 _SHARD = re.compile(r"part-\d{5}\.parquet")
 _MADE = [use.artifact for spec in PIPELINE for use in spec.writes]
 _PARTS = {made.folder: made for made in _MADE if made.per != "run"}
@@ -97,8 +99,8 @@ def _expect(run: AuditRun, path: Path, *, folder: bool) -> None:
 def _steps(run: AuditRun, table: Path) -> Iterator[Path]:
     """The folders of the run's steps; everything else beside them is unknown."""
     for path in _entries(table):
-        match = _STEP.fullmatch(path.name)
-        step = int(match[1]) if match else -1
+        known = step_of(path.name)
+        step = -1 if known is None else known
         if step > run.settings.steps:
             run.skip(f"{table.name} of steps beyond the last", f"the run has {run.settings.steps} steps")
         elif step > 0 or (step == 0 and table.name in _AT_START) or (step == 0 and table.parent.name in _AT_START):
@@ -113,7 +115,7 @@ def _check_step(run: AuditRun, folder: str, step: Path) -> None:
     if artifact.per == "step":
         _check_content(run, artifact, step)
         return
-    agents = {f"{artifact.per}={name}" for name in run.agents}
+    agents = {owner_dir(artifact.per, name) for name in run.agents}
     for path in _entries(step):
         if path.name not in agents or not path.is_dir():
             _unknown(run, path)

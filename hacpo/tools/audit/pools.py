@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from hacpo.algorithm.pooling import Limits
+from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.artifacts import tables
 from hacpo.pipeline.catalogue import POOL_STAGE
 from hacpo.tokens.retokenize import Status
@@ -20,7 +21,7 @@ from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
 from hacpo.tools.audit.lists import Flags, Ints, ListColumn, Taken
 from hacpo.tools.audit.metrics_files import check_metrics
-from hacpo.tools.audit.responses import Floats, Responses, response_ids
+from hacpo.tools.audit.responses import Floats, Responses
 from hacpo.tools.audit.rows import Rows
 from hacpo.tools.audit.supports import check_pooled_support
 from hacpo.tools.audit.table_checks import read
@@ -53,7 +54,7 @@ class PoolOrder:
         """Of a step's problems."""
         shape = (len(problem_ids), len(sources), group_size)
         problem, source, sample = (part.ravel() for part in np.indices(shape))
-        every = pa.concat_arrays([response_ids(step, name, problem_ids, group_size) for name in sources])
+        every = pa.concat_arrays([rollout_ids(step, name, problem_ids, group_size) for name in sources])
         response = problem * group_size + sample
         ids = every.take(pa.array(source * (len(problem_ids) * group_size) + response))
         return cls(ids, problem, source, response)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.algorithm.sampler_correction import effective_sample_size
 from hacpo.artifacts import tables
 from hacpo.engines.interface import FinishReason
@@ -67,7 +68,7 @@ class Drawn:
 
     def ids(self, step: int, agent: str, problem_ids: Any) -> Any:
         """The rollout_id of every response, in order."""
-        return response_ids(step, agent, problem_ids, self.group, "side-" if self.side else "")
+        return rollout_ids(step, agent, problem_ids, self.group, side=self.side)
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,6 @@ class Responses:
         ends = np.minimum(self.scored, self.sampler_logprobs.lengths)
         sums = self.source_logprob - self.sampler_logprobs.heads(ends).sums()
         return np.where(np.isfinite(sums), sums, np.nan)
-
-
-def response_ids(step: int, agent: str, problem_ids: Any, group_size: int, mark: str = "") -> Any:
-    """The rollout_id of every response of an agent, by problem and sample: Arrow strings, [P * G]."""
-    problems = problem_ids.take(pa.array(np.repeat(np.arange(len(problem_ids)), group_size)))
-    samples = pa.array([f"{mark}{sample:03d}" for sample in range(group_size)] * len(problem_ids), pa.string())
-    return pc.binary_join_element_wise(f"{step:04d}/{agent}", problems, samples, "/")
 
 
 def check_rollouts(run: AuditRun, batch: Batch, agent: str, drawn: Drawn) -> Responses | None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hacpo.algorithm.advantage_table import CapabilityRow, best_responses
+from hacpo.algorithm.rollouts import problem_of
 from hacpo.tools.inspect.recompute import Flags, Floats, Numbers, Updates
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -226,7 +227,7 @@ def _mean(flags: Flags) -> float | None:
 
 
 def _punished(numbers: Numbers, rows: NDArray[np.int64]) -> float | None:
-    problem = np.array(["/".join(name.split("/")[2:-1]) for name in numbers.rollout_id])
+    problem = np.array([problem_of(identity) for identity in numbers.rollout_id])
     best = rows[(~numbers.uniform & best_responses(problem, numbers.reward))[rows]]
     return _mean(_sign(numbers.effective_advantage[best]) < 0)
 
