@@ -99,18 +99,35 @@ def damaged(finished: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def _copy(damaged: Path, tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
-    root = tmp_path_factory.mktemp("sandbox") / "project"
-    shutil.copytree(damaged, root, symlinks=True)
-    return Sandbox(root)
+def _copies() -> dict[Path, Sandbox]:
+    return {}
 
 
 @pytest.fixture
-def sandbox(_copy: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
-    """A copy of a finished project, in its root; one for a whole module, put back after every test."""
-    monkeypatch.chdir(_copy.root)
-    yield _copy
-    _copy.restore()
+def sandbox_of(
+    _copies: dict[Path, Sandbox], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Path], Sandbox]]:
+    """Makes a copy of a finished project, in its root; one for a whole module, put back after every test."""
+    used = []
+
+    def copy_of(project: Path) -> Sandbox:
+        if project not in _copies:
+            root = tmp_path_factory.mktemp("sandbox") / "project"
+            shutil.copytree(project, root, symlinks=True)
+            _copies[project] = Sandbox(root)
+        used.append(_copies[project])
+        monkeypatch.chdir(used[-1].root)
+        return used[-1]
+
+    yield copy_of
+    for copy in used:
+        copy.restore()
+
+
+@pytest.fixture
+def sandbox(sandbox_of: Callable[[Path], Sandbox], damaged: Path) -> Sandbox:
+    """`sandbox_of` the module's finished project."""
+    return sandbox_of(damaged)
 
 
 def train(cli: Cli, run: str, agents: Sequence[str], steps: int = 1) -> Path:

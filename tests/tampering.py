@@ -23,21 +23,30 @@ class Sandbox:
 
     root: Path
     _bytes: dict[Path, bytes] = field(default_factory=dict, repr=False)
+    _linked: dict[Path, Path] = field(default_factory=dict, repr=False)
     _known: set[Path] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         self._bytes = {path: path.read_bytes() for path in self._files()}
         self._known = self._folders()
+        self._linked = self._links()
 
     def _folders(self) -> set[Path]:
         return {Path(folder) for folder, _, _ in os.walk(self.root)}
 
+    def _links(self) -> dict[Path, Path]:
+        """Each symbolic link, and what it points to."""
+        every = (Path(at) / name for at, folders, files in os.walk(self.root) for name in (*folders, *files))
+        return {path: path.readlink() for path in every if path.is_symlink()}
+
     def _files(self) -> Iterator[Path]:
         for folder, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if name not in ("tmp", ".locks")]
-            yield from (Path(folder) / name for name in files)
+            yield from (path for name in files if not (path := Path(folder) / name).is_symlink())
 
     def restore(self) -> None:
+        for path in self._links().keys() - self._linked.keys():
+            path.unlink()
         for path in set(self._files()) - self._bytes.keys():
             path.unlink()
         for folder in self._folders() - self._known:
@@ -46,6 +55,9 @@ class Sandbox:
             if not path.is_file() or path.read_bytes() != content:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
+        for path, target in self._linked.items():
+            if not path.is_symlink():
+                path.symlink_to(target)
 
     # --- places ------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows, capa
 from hacpo.algorithm.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
 from hacpo.settings.algorithm import CapabilitySettings
 from hacpo.settings.recipes import RECIPES
+from tests.tampering import Sandbox
 
 RUN = "pipelines/small"
 
@@ -159,6 +159,12 @@ def test_a_runs_table_follows_from_its_verdicts(first_two: Path, step: int) -> N
     assert [row["standard_error"] for row in found.values()] == pytest.approx(wanted)
 
 
+@pytest.fixture(scope="module")
+def damaged(first_two: Path) -> Path:
+    """What `sandbox` is a copy of."""
+    return first_two
+
+
 def test_all_samples_train_and_the_run_audits_clean(first_two: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(first_two)
     advantages = pl.read_parquet("artifacts/small/advantages/step=0002/learner=ada/*.parquet", hive_partitioning=False)
@@ -179,12 +185,7 @@ def test_all_samples_train_and_the_run_audits_clean(first_two: Path, cli: Cli, m
     assert "error of a step's accuracy" in html.unescape(page)
 
 
-def test_an_audit_survives_covariances_of_another_number_of_agents(
-    first_two: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "copy"
-    shutil.copytree(first_two, root, symlinks=True)
-    monkeypatch.chdir(root)
+def test_an_audit_survives_covariances_of_another_number_of_agents(sandbox: Sandbox, cli: Cli) -> None:
     path = Path("artifacts/small/capability/step=0001/capability.parquet")
     edit(path, lambda rows: [row | {"window_covariance": [[0.1] * 3]} for row in rows])
     found = json.loads(cli("audit", RUN, "--texts", "none", "--json").out)["findings"]
@@ -200,12 +201,7 @@ def test_an_audit_survives_covariances_of_another_number_of_agents(
         ("standard_error", lambda value: value * 1.001),
     ],
 )
-def test_an_audit_finds_what_was_edited(
-    first_two: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, column: str, change: Any
-) -> None:
-    root = tmp_path / "copy"
-    shutil.copytree(first_two, root, symlinks=True)
-    monkeypatch.chdir(root)
+def test_an_audit_finds_what_was_edited(sandbox: Sandbox, cli: Cli, column: str, change: Any) -> None:
     path = Path("artifacts/small/capability/step=0002/capability.parquet")
     edit(path, lambda rows: [rows[0] | {column: change(rows[0][column])}, *rows[1:]])
     found = json.loads(cli("audit", RUN, "--texts", "none", "--json").out)["findings"]
@@ -214,12 +210,7 @@ def test_an_audit_finds_what_was_edited(
     ]
 
 
-def test_an_audit_finds_an_edited_interval(
-    first_two: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "copy"
-    shutil.copytree(first_two, root, symlinks=True)
-    monkeypatch.chdir(root)
+def test_an_audit_finds_an_edited_interval(sandbox: Sandbox, cli: Cli) -> None:
     path = Path("artifacts/small/metrics/advantage/step=0001/all.json")
     metrics = json.loads(path.read_text())
     path.write_text(json.dumps(metrics | {"ada.bo.omega_low": metrics["ada.bo.omega_low"] * 0.9}))

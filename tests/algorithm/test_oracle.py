@@ -24,6 +24,7 @@ from hacpo.algorithm.advantage_table import (
 from hacpo.algorithm.group_advantage import step_advantages
 from hacpo.settings.algorithm import AdvantageSettings, CapabilitySettings
 from hacpo.settings.recipes import RECIPES
+from tests.tampering import Sandbox
 
 RUN = "pipelines/small"
 SIDE = 6
@@ -85,12 +86,10 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     return make_finished(tmp_path_factory.mktemp("sampled"), models, params)
 
 
-@pytest.fixture
-def sampled_copy(sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "copy"
-    shutil.copytree(sampled, root, symlinks=True)
-    monkeypatch.chdir(root)
-    return root
+@pytest.fixture(scope="module")
+def damaged(sampled: Path) -> Path:
+    """What `sandbox` is a copy of."""
+    return sampled
 
 
 def read(root: Path, table: str, step: int, **place: str) -> pl.DataFrame:
@@ -178,7 +177,7 @@ def edit(path: Path, column: str, change: Callable[[Any], Any]) -> None:
     ],
 )
 def test_an_audit_finds_what_was_edited(
-    sampled_copy: Path, cli: Cli, table: str, column: str, change: Callable[[Any], Any], expected: str
+    sandbox: Sandbox, cli: Cli, table: str, column: str, change: Callable[[Any], Any], expected: str
 ) -> None:
     edit(Path("artifacts/small") / table, column, change)
     texts = "all" if column == "text" else "none"
@@ -186,14 +185,14 @@ def test_an_audit_finds_what_was_edited(
     assert (expected, column) in [(one["check"], one["column"]) for one in found]
 
 
-def test_an_audit_finds_a_missing_table_and_one_that_nobody_asked_for(sampled_copy: Path, cli: Cli) -> None:
+def test_an_audit_finds_a_missing_table_and_one_that_nobody_asked_for(sandbox: Sandbox, cli: Cli) -> None:
     shutil.rmtree("artifacts/small/side_verdicts/step=0001/agent=bo")
     found = json.loads(cli("audit", RUN, "--texts", "none", "--json").out)["findings"]
     missing = "artifacts/small/side_verdicts/step=0001/agent=bo"
     assert ("files", missing) in [(one["check"], one["file"]) for one in found]
 
 
-def test_a_missing_side_sample_is_one_line_with_its_command(sampled_copy: Path, cli: Cli) -> None:
+def test_a_missing_side_sample_is_one_line_with_its_command(sandbox: Sandbox, cli: Cli) -> None:
     shutil.rmtree("artifacts/small/side_verdicts/step=0002/agent=bo")
     error = cli("advantage", RUN, "--step", 2).error
     assert f"hacpo verify {RUN} --step 2 --agent bo --side" in error

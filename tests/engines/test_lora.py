@@ -18,6 +18,7 @@ from hacpo.engines.interface import SamplingParameters
 from hacpo.engines.models.checkpoint import load_model
 from hacpo.engines.vllm.warm_engine import Resident
 from hacpo.settings.engine import EngineSettings
+from tests.tampering import Sandbox
 
 RUN = "pipelines/small"
 WITH_ADAPTER = PARAMS.replace("{model: models/ada}", "{model: models/ada, adapter: {rank: 4, alpha: 8}}")
@@ -39,12 +40,10 @@ def here(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return finished_run
 
 
-@pytest.fixture
-def copy(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In the root of a copy of it."""
-    shutil.copytree(finished_run, tmp_path / "copy", symlinks=True)
-    monkeypatch.chdir(tmp_path / "copy")
-    return tmp_path / "copy"
+@pytest.fixture(scope="module")
+def damaged(finished_run: Path) -> Path:
+    """What `sandbox` is a copy of."""
+    return finished_run
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -115,7 +114,7 @@ class Killed(BaseException):
 
 
 def test_a_killed_update_resumes_with_the_same_bytes(
-    copy: Path, finished_run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, finished_run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object, **__: object) -> None:
         raise Killed
@@ -127,10 +126,10 @@ def test_a_killed_update_resumes_with_the_same_bytes(
         cli("update", RUN, "--step", 2, "--agent", "ada")
     assert not LAST.exists()
     assert cli("run", RUN, "--jobs", 1).code == 0
-    assert contents(copy) == contents(finished_run)
+    assert contents(sandbox.root) == contents(finished_run)
 
 
-def test_another_adapter_keeps_the_first_rollouts(copy: Path, cli: Cli) -> None:
+def test_another_adapter_keeps_the_first_rollouts(sandbox: Sandbox, cli: Cli) -> None:
     """B is zero at first, so the first policy is the base whatever the adapter."""
     rollouts = Path("artifacts/small/rollouts/step=0001/agent=ada/part-00000.parquet")
     params, before = Path(RUN, "params.yaml"), (policy_hash(START), policy_hash(LAST), rollouts.stat().st_mtime_ns)
@@ -152,7 +151,7 @@ def scale_base(path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def test_the_audit_finds_what_was_changed(copy: Path, cli: Cli) -> None:
+def test_the_audit_finds_what_was_changed(sandbox: Sandbox, cli: Cli) -> None:
     first = LAST.parents[1] / "step=0001/agent=ada"
     change(LAST / "adapter_config.json", lora_alpha=80)
     change(first / "adapter_config.json", use_rslora=True)
@@ -172,21 +171,21 @@ def test_the_audit_finds_what_was_changed(copy: Path, cli: Cli) -> None:
     assert {(str(file), column) for file, column in wanted} <= found
 
 
-def test_a_changed_base_is_found_and_refused(copy: Path, cli: Cli) -> None:
+def test_a_changed_base_is_found_and_refused(sandbox: Sandbox, cli: Cli) -> None:
     scale_base(START / "model.safetensors")
     done = cli("audit", RUN, "--texts", "none")
     assert done.code != 0
     assert "adapter_base.json" in done.out
-    refused = cli("generate", RUN, "--step", 2, "--agent", "ada", "--out", copy / "out")
+    refused = cli("generate", RUN, "--step", 2, "--agent", "ada", "--out", sandbox.root / "out")
     assert refused.code == 4
     assert "its weights are not those that this adapter belongs to" in refused.error
 
 
-def test_a_base_with_another_config_is_refused(copy: Path, cli: Cli) -> None:
+def test_a_base_with_another_config_is_refused(sandbox: Sandbox, cli: Cli) -> None:
     config = json.loads((START / "config.json").read_text())
     (START / "config.json").unlink()  # a link to the model that the agent started from
     (START / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 500}))
-    refused = cli("generate", RUN, "--step", 2, "--agent", "ada", "--out", copy / "out")
+    refused = cli("generate", RUN, "--step", 2, "--agent", "ada", "--out", sandbox.root / "out")
     assert refused.code == 4
     assert "step=0000/agent=ada: its config, generation config, tokenizer or chat template is not the one" in (
         refused.error

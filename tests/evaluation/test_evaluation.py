@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from conftest import PARAMS, Cli, make_finished
 from hacpo.engines.transformers import TransformersEngine
 from hacpo.verifying.answers.spelling import normal_form
+from tests.tampering import Sandbox
 
 RUN = "pipelines/small"
 SEVERAL = PARAMS.replace(
@@ -40,12 +40,10 @@ def several(run_once: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run_once
 
 
-@pytest.fixture
-def several_copy(run_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "copy"
-    shutil.copytree(run_once, root, symlinks=True)
-    monkeypatch.chdir(root)
-    return root
+@pytest.fixture(scope="module")
+def damaged(run_once: Path) -> Path:
+    """What `sandbox` is a copy of."""
+    return run_once
 
 
 def table(agent: str, step: int) -> pl.DataFrame:
@@ -134,7 +132,7 @@ def test_status_speaks_of_the_same_numbers(several: Path, cli: Cli) -> None:
         assert lines[at + 2][:3] == ["ada", f"{start:.3f}", f"{now:.3f}"]
 
 
-def test_another_headline_samples_nothing_again(several_copy: Path, cli: Cli) -> None:
+def test_another_headline_samples_nothing_again(sandbox: Sandbox, cli: Cli) -> None:
     params = Path(RUN, "params.yaml")
     params.write_text(params.read_text().replace("more: [best@5, pass@3]", "more: [maj, pass@5]"))
     kept = ("evaluations", "metrics", "checkpoints", "rollouts")
@@ -148,7 +146,7 @@ def test_another_headline_samples_nothing_again(several_copy: Path, cli: Cli) ->
     assert report["more.pass@5"]["bo"] == pytest.approx(by_hand("bo", 2)["more"], abs=5.1e-5)
 
 
-def test_an_evaluation_drawn_under_other_settings_is_not_called_by_their_name(several_copy: Path, cli: Cli) -> None:
+def test_an_evaluation_drawn_under_other_settings_is_not_called_by_their_name(sandbox: Sandbox, cli: Cli) -> None:
     params = Path(RUN, "params.yaml")
     params.write_text(params.read_text().replace("samples: 5", "samples: 6").replace("best@5", "best@6"))
     said = cli("status", RUN, "--outcome").out
@@ -157,7 +155,7 @@ def test_an_evaluation_drawn_under_other_settings_is_not_called_by_their_name(se
     assert titles == ["heldout", "heldout maj@4", "heldout pass@2", "more pass@3"]  # best@6 and the average: not of 5
 
 
-def test_audit_recomputes_every_metric(several_copy: Path, cli: Cli) -> None:
+def test_audit_recomputes_every_metric(sandbox: Sandbox, cli: Cli) -> None:
     report = json.loads(cli("audit", RUN, "--json").out)
     assert [one for one in report["findings"] if one["check"] in ("metrics", "evaluations")] == []
     path = Path("artifacts/small/metrics/evaluate/step=0002/bo.json")

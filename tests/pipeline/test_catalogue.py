@@ -35,6 +35,7 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records import dvc_files
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.order import stage_groups
+from tests.tampering import Sandbox
 
 RUN = "artifacts/small"
 PARAMS_FILE = "pipelines/small/params.yaml"
@@ -97,14 +98,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Callable[[st
 
 
 @pytest.fixture
-def copy_of(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def copy_of(runs: Callable[[str], Path], sandbox_of: Callable[[Path], Sandbox]) -> Callable[[str], Sandbox]:
     """Copies such a project, and goes there."""
-
-    def copy(name: str) -> None:
-        shutil.copytree(runs(name), tmp_path / "copy", symlinks=True)
-        monkeypatch.chdir(tmp_path / "copy")
-
-    return copy
+    return lambda name: sandbox_of(runs(name))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -25,6 +26,7 @@ from hacpo.pipeline.locking.locks import driver_lock, stage_lock
 from hacpo.pipeline.retention.pruning import set_aside
 from hacpo.pipeline.retention.rule import kept_steps
 from hacpo.settings.root import RetentionSettings
+from tests.tampering import Sandbox
 
 STEPS = 5
 EVALUATED = [0, 2, 4, 5]
@@ -92,19 +94,13 @@ def lean(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
 
 
 @pytest.fixture
-def whole_copy(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "whole"
-    shutil.copytree(whole, root, symlinks=True)
-    monkeypatch.chdir(root)
-    return root
+def whole_copy(sandbox_of: Callable[[Path], Sandbox], whole: Path) -> Path:
+    return sandbox_of(whole).root
 
 
 @pytest.fixture
-def lean_copy(tmp_path: Path, lean: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = tmp_path / "lean"
-    shutil.copytree(lean, root, symlinks=True)
-    monkeypatch.chdir(root)
-    return root
+def lean_copy(sandbox_of: Callable[[Path], Sandbox], lean: Path) -> Path:
+    return sandbox_of(lean).root
 
 
 # --- the rule --------------------------------------------------------------------------------------------------------
