@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hacpo.algorithm.loss import ResponseBatch, kl_to_initial, response_terms, update_loss
     from hacpo.algorithm.trace import trace_columns
     from hacpo.api import RunTables, audit, read_run, run
+    from hacpo.artifacts.problem_rows import Problem
     from hacpo.errors import HacpoError
     from hacpo.verifying.verifier import Request, Verdict, Verifier
 
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "HacpoError",
+    "Problem",
     "Request",
     "ResponseBatch",
     "RunTables",
@@ -53,6 +55,7 @@ _HOMES = {
     "hacpo.algorithm.loss": ("ResponseBatch", "kl_to_initial", "response_terms", "update_loss"),
     "hacpo.algorithm.trace": ("trace_columns",),
     "hacpo.api": ("RunTables", "audit", "read_run", "run"),
+    "hacpo.artifacts.problem_rows": ("Problem",),
     "hacpo.errors": ("HacpoError",),
     "hacpo.verifying.verifier": ("Request", "Verdict", "Verifier"),
 }

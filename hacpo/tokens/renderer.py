@@ -29,7 +29,8 @@ _START_SECONDS = 120.0
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "LANG", "LC_ALL")
 """Variables that the process gets: where Python and Jinja are, and their encoding."""
 
-_WORKER = Path(__file__).with_name("template_worker.py")
+_WORKER = "hacpo.tokens.template_worker"
+_FILE = Path(__file__).with_name("template_worker.py")
 
 
 class RefusedError(Exception):
@@ -79,8 +80,8 @@ class Renderer:
             return self._process
         self._received = b""
         self._process = subprocess.Popen(
-            # Without `-P` the files beside it would stand for `tokenizers` and others.
-            [sys.executable, "-P", str(_WORKER)],
+            # Without `-P` files of the working directory would stand for `jinja2` and others.
+            [sys.executable, "-P", "-m", _WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -92,7 +93,10 @@ class Renderer:
         weakref.finalize(self, _end, self._process)
         if self._line(self._process, time.monotonic() + _START_SECONDS) is None:
             _end(self._process)
-            raise HacpoError("the process that renders chat templates did not start", where=_WORKER)
+            raise HacpoError(
+                "the process that renders chat templates did not start",
+                where=_FILE,
+            )
         return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> dict[str, Any] | None:

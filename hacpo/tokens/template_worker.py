@@ -1,4 +1,4 @@
-"""The process in which chat templates are rendered: one JSON line in, one out; it stands alone and imports Jinja only.
+"""The process in which chat templates are rendered: one JSON line in, one out; it imports Jinja and little else.
 
 A chat template is a program of a stranger's. Jinja's sandbox keeps it from files and attributes, not from loops within
 loops or texts of gigabytes, so it runs where it can be killed (`hacpo.tokens.renderer`). Names, filters and white
@@ -10,12 +10,9 @@ first line out is `{"ready": true}`.
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import json
 import os
-import resource
-import signal
 import sys
 from functools import lru_cache
 from typing import Any
@@ -24,6 +21,8 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from hacpo.kernel import bound_address_space, end_with_parent, memory
+
 _TODAY = datetime.date(2024, 7, 26)
 """What a template that asks for the date is told, so that a prompt is the same on every day: the date that Llama 3.2's
 own template takes where it cannot ask."""
@@ -31,8 +30,8 @@ own template takes where it cannot ask."""
 _LONGEST = 1 << 22
 """Characters of a rendered prompt; no model reads as many."""
 
-_PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
+_WITHOUT_PROC = 1 << 30
+"""Bytes that this process is taken to hold where the kernel does not say."""
 
 
 class _Generation(Extension):
@@ -84,31 +83,17 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answers requests until standard input or the process above ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    end_with_parent()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     replies.write('{"ready": true}\n')
     replies.flush()
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        _limit_memory(int(request["bytes"]))
+        taken, _ = memory() or (_WITHOUT_PROC, 0)
+        bound_address_space(taken + int(request["bytes"]))
         replies.write(json.dumps(_answer(request)) + "\n")
         replies.flush()
-
-
-def _limit_memory(more: int) -> None:
-    """Bounds the address space at what is taken and `more` bytes, or at what a cluster allows if that is less."""
-    limit, (_, most) = _address_space() + more, resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-
-
-def _address_space() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[0]) * resource.getpagesize()
-    except (OSError, ValueError):
-        return 1 << 30
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ the one above them does, however it ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -31,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hacpo import kernel
 from hacpo.verifying.judgement import Judgement, failure
 
 _POLL_SECONDS = 0.05
@@ -45,9 +45,6 @@ _WARM_UP = [
 ]
 _IMPORT_SECONDS = 180
 """Longer than any caller waits."""
-_PAGE = resource.getpagesize()
-_SUBREAPER, _DEATH_SIGNAL = 36, 1
-"""PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG of prctl(2)."""
 
 _Judge = Callable[[Sequence[str]], Judgement]
 
@@ -57,7 +54,7 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)  # nothing that a library or a reward function prints may be taken for a reply
     requests = _Requests()
-    _control(_SUBREAPER, 1)  # what a reward function leaves running becomes ours to end
+    kernel.control(kernel.CHILD_SUBREAPER, 1)  # what a reward function leaves running becomes ours to end
     try:
         judge = _opened(sys.argv[1:])
     except _RefusedError as refusal:
@@ -227,17 +224,9 @@ class _Child:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory a process holds; 0 where there is no /proc, or no process any more."""
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[1]) * _PAGE
-    except (OSError, IndexError):
-        return 0
-
-
-def _control(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
+    """Bytes of memory a process holds; 0 where that is not known."""
+    _, held = kernel.memory(pid) or (0, 0)
+    return held
 
 
 def _children() -> set[int]:
@@ -259,7 +248,7 @@ def _end(pids: set[int]) -> None:
 def _serve(judge: _Judge, requests: int, replies: int, memory_bytes: int, parent: int) -> NoReturn:
     """The child's life; it never returns, for what a fork has inherited must not be cleaned up twice."""
     try:
-        _control(_DEATH_SIGNAL, signal.SIGKILL)  # end with the supervisor
+        kernel.end_with_parent()  # end with the supervisor
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):  # what is printed for every response would fill the disk in time
             os.dup2(nowhere, standard)
@@ -279,9 +268,9 @@ def _limit_memory(memory_bytes: int) -> None:
     It should: SymPy swallows a MemoryError here and there and then calls two values unequal that it could not compare.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as statm:
-        limit = int(statm.read().split()[0]) * _PAGE + 2 * memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    taken = kernel.memory()
+    if taken is not None:
+        kernel.bound_address_space(taken[0] + 2 * memory_bytes, for_good=True)
 
 
 if __name__ == "__main__":

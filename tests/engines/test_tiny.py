@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT
 from hacpo.data import tasks
-from hacpo.engines.models.tiny import BOX, CONTROL_TOKENS, build_model, build_tokenizer
+from hacpo.data.tiny_vocabularies import BOX, CONTROL_TOKENS
+from hacpo.engines.models.tiny import build_model, build_tokenizer
 from hacpo.engines.training.warm_start import Corpus, Text, backward, warm_start
 from hacpo.errors import SettingsError
 from hacpo.settings.agents import TinySettings

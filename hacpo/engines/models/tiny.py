@@ -1,20 +1,8 @@
-"""Tokenizers and language models made from scratch, as folders that any Hugging Face tool can load.
-
-Three vocabularies cut the same text differently, so that agents with different ones have responses to translate:
-
-| vocabulary      | tokens                                                   | `12+3 has` becomes    |
-|-----------------|----------------------------------------------------------|-----------------------|
-| `characters`    | every printable ASCII character                          | 1 2 + 3 _ h a s       |
-| `numbers_words` | the same, the numbers 10-99 and the tasks' words         | 12 + 3 _ has          |
-| `digits_words`  | digits, punctuation, `x` and the tasks' words            | 1 2 + 3 _ has         |
-
-In all of them `\\boxed{` is one token, and whatever has no token becomes `<unk>`.
-"""
+"""Tokenizers and language models made from scratch, as folders that any Hugging Face tool can load."""
 
 from __future__ import annotations
 
 import re
-import string
 
 import torch
 from tokenizers import Regex, Tokenizer
@@ -32,15 +20,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from hacpo.data.tasks import WORDS
+from hacpo.data.tiny_vocabularies import CONTROL_TOKENS, EOS, PAD, PIECES, ROLES, UNK
 from hacpo.settings.agents import TinySettings
-
-BOX = "\\boxed{"
-PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
-ROLES = ("system", "user", "assistant")
-"""Each role's messages start with its own control token, `<user>` and so on; the assistant's end with `<eos>`."""
-
-CONTROL_TOKENS = (PAD, EOS, UNK, *(f"<{role}>" for role in ROLES))
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -50,21 +31,13 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- '<assistant>' -}}{%- endif -%}"
 )
 
-_NUMBERS = tuple(str(number) for number in range(10, 100))
-_PUNCTUATION = (" ", *string.punctuation)
-_PIECES: dict[str, tuple[str, ...]] = {
-    "characters": (*string.digits, *_PUNCTUATION, *string.ascii_letters, BOX),
-    "numbers_words": (*string.digits, *_PUNCTUATION, *string.ascii_letters, BOX, *_NUMBERS, *WORDS),
-    "digits_words": (*string.digits, *_PUNCTUATION, "x", BOX, *WORDS),
-}
-
 
 def build_tokenizer(settings: TinySettings) -> PreTrainedTokenizerFast:
     """A tokenizer with chat template, `<pad>`, `<eos>` and `<unk>`; text without `<unk>` decodes to itself.
 
     Control tokens in a text are control tokens, as everywhere, unless it is encoded with `split_special_tokens=True`.
     """
-    pieces = _PIECES[settings.vocabulary]
+    pieces = PIECES[settings.vocabulary]
     vocabulary = {piece: token_id for token_id, piece in enumerate((*CONTROL_TOKENS, *pieces))}
     # The longest piece wins; a character that is in no piece stands alone and becomes <unk>.
     longest_first = sorted((piece for piece in pieces if len(piece) > 1), key=lambda piece: (-len(piece), piece))

@@ -30,7 +30,8 @@ from torch.nn.functional import cross_entropy
 
 from hacpo.artifacts.problem_rows import Problem
 from hacpo.data import tasks
-from hacpo.engines.models.tiny import BOX, build_model, build_tokenizer
+from hacpo.data.tiny_vocabularies import BOX
+from hacpo.engines.models.tiny import build_model, build_tokenizer
 from hacpo.errors import SettingsError
 from hacpo.seeds import derive_seed
 from hacpo.settings.agents import TinySettings

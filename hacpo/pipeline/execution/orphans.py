@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from hacpo.kernel import end_with_parent
 from hacpo.pipeline.records import rwlock
 
 _LOOK_SECONDS = 0.5
@@ -23,9 +22,7 @@ def die_with_parent(parent: int | None = None) -> None:
         parent: its number, where it is known: the kernel says nothing of a parent that has gone already, so this
             process ends here then.
     """
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+    end_with_parent()
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 

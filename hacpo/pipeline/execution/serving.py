@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -15,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from hacpo.artifacts.layout import Layout
@@ -23,6 +23,7 @@ from hacpo.artifacts.text_files import read_text
 from hacpo.artifacts.weights import whole_model
 from hacpo.engines.vllm.servers import KEYS, key_of_environment
 from hacpo.errors import MissingInputError, ModelError, SettingsError
+from hacpo.kernel import end_with_parent
 from hacpo.pipeline.locking.locks import only_one
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
@@ -149,19 +150,14 @@ def running(
         list(command),
         env={**os.environ, **environment},
         start_new_session=True,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call, no lock of another thread is needed
+        # One system call, and no lock of another thread is needed.
+        preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
     ) as process:
         try:
             _wait(process, url, where)
             yield process
         finally:
             _stop(process)
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)  # 1: PR_SET_PDEATHSIG
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, where: Path) -> None:

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts.text_files import load_json
+from hacpo.data.tiny_vocabularies import CONTROL_TOKENS, PIECES
 from hacpo.errors import ModelError
 from hacpo.settings.agents import AdapterSettings, TinySettings
 from hacpo.tokens.context_length import context_length
-
-TINY_VOCABULARY = {"characters": 102, "numbers_words": 199, "digits_words": 58}
-"""Tokens of the vocabularies that tiny agents are made with (`engines.models.tiny`)."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ def from_tiny(tiny: TinySettings) -> ModelShape:
         kv_heads=tiny.heads,
         head_dim=tiny.hidden // tiny.heads,
         intermediate=tiny.intermediate or 4 * tiny.hidden,
-        vocabulary=TINY_VOCABULARY[tiny.vocabulary],
+        vocabulary=len(CONTROL_TOKENS) + len(PIECES[tiny.vocabulary]),
         tied=True,
         context=tiny.context,
         start=tiny,

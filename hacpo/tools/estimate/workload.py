@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hacpo.settings.root import Settings
@@ -71,16 +71,16 @@ class Work:
 
     def sampled_tokens(self) -> float:
         """Response tokens sampled in all, for training and to evaluate, on average."""
-        return sum(
-            self.steps * (a.step.tokens + a.side.tokens) + self.evaluations * a.evaluation.tokens
-            for a in self.agents.values()
-        )
+        return self._sampled(lambda part: part.tokens)
 
     def most_sampled_tokens(self) -> int:
         """The same, if every response is as long as it may be."""
+        return int(self._sampled(lambda part: part.most_tokens))
+
+    def _sampled(self, tokens: Callable[[Drawn], float]) -> float:
         return sum(
-            self.steps * (a.step.most_tokens + a.side.most_tokens) + self.evaluations * a.evaluation.most_tokens
-            for a in self.agents.values()
+            self.steps * (tokens(agent.step) + tokens(agent.side)) + self.evaluations * tokens(agent.evaluation)
+            for agent in self.agents.values()
         )
 
     def learned_tokens(self) -> float:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hacpo.algorithm.advantage_table import CapabilityRow, best_responses
 from hacpo.algorithm.rollouts import problem_of
-from hacpo.tools.inspect.recompute import Flags, Floats, Numbers, Updates
+from hacpo.tools.inspect.recompute import Flags, Floats, Numbers, Updates, places_of
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
@@ -88,7 +88,7 @@ class Change:
 
 def compare(before: Numbers, after: Numbers) -> list[Comparison]:
     """Own and, if there are any, cross responses."""
-    places = _places(before, after)
+    places = places_of(before.rollout_id, after.rollout_id)
     result = []
     for kind, wanted_r in (("own", before.is_self), ("cross", ~before.is_self)):
         if wanted_r.any():
@@ -99,7 +99,7 @@ def compare(before: Numbers, after: Numbers) -> list[Comparison]:
 def changes(before: Numbers, after: Numbers, most: int) -> list[Change]:
     """The `most` responses that differ most: by effective advantage, those alike in it by gradient weight, then by
     objective. Responses that the asked settings do not use are not among them."""
-    places = _places(before, after)
+    places = places_of(before.rollout_id, after.rollout_id)
     pairs = _paired_updates(before, after, places)
     effective = _gap(before.effective_advantage, after.effective_advantage[places])
     if pairs is None:
@@ -140,12 +140,6 @@ def _gap(before: Floats, after: Floats) -> Floats:
     with np.errstate(invalid="ignore"):
         gap = np.abs(after - before)
     return np.where(np.isclose(before, after, _RELATIVE, _ABSOLUTE) | np.isnan(gap), 0.0, gap)
-
-
-def _places(before: Numbers, after: Numbers) -> NDArray[np.int64]:
-    """Index of each response of `before` in `after`; -1 where it is not used."""
-    index = {name: number for number, name in enumerate(after.rollout_id)}
-    return np.array([index.get(name, -1) for name in before.rollout_id], dtype=np.int64)
 
 
 def _paired_updates(before: Numbers, after: Numbers, places: NDArray[np.int64]) -> tuple[Updates, Updates] | None:

@@ -255,25 +255,12 @@ def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:
 
 def _numbers(table: pa.Table) -> Numbers:
     """Of an advantages table."""
-
-    def floats(name: str) -> Floats:
-        return np.asarray(table[name], dtype=np.float64)
-
-    def flags(name: str) -> Flags:
-        return np.asarray(table[name], dtype=np.bool_)
-
+    floats = ("baseline", "sigma", "advantage", "omega", "effective_advantage")
     return Numbers(
         rollout_id=table["rollout_id"].to_pylist(),
         source=table["source"].to_pylist(),
-        is_self=flags("is_self"),
-        reward=floats("reward"),
-        baseline=floats("baseline"),
-        sigma=floats("sigma"),
-        advantage=floats("advantage"),
-        omega=floats("omega"),
-        effective_advantage=floats("effective_advantage"),
-        uniform=flags("uniform"),
-        guarded=flags("guarded"),
+        reward=_column(table, "reward").astype(np.float64),
+        **{name: _column(table, name) for name in (*floats, "is_self", "uniform", "guarded")},
         updates=None,
     )
 
@@ -282,15 +269,15 @@ def _column(table: pa.Table, name: str) -> NDArray[Any]:
     return np.asarray(table[name].to_numpy())
 
 
-def _positions(numbers: Numbers, trace: pa.Table) -> NDArray[np.int64]:
-    """Index of each trace row's response in the advantages table; -1 if it is not in it."""
-    index = {name: number for number, name in enumerate(numbers.rollout_id)}
-    return np.array([index.get(name, -1) for name in trace["rollout_id"].to_pylist()], dtype=np.int64)
+def places_of(names: Sequence[str], among: Sequence[str]) -> NDArray[np.int64]:
+    """Index of each name among others; -1 where it is not one of them."""
+    index = {name: number for number, name in enumerate(among)}
+    return np.array([index.get(name, -1) for name in names], dtype=np.int64)
 
 
 def _as_run(trace: pa.Table, before: Numbers, row_weight_u: Floats, level: str) -> Updates:
     """The trace as the file has it."""
-    response_u = _positions(before, trace)
+    response_u = places_of(trace["rollout_id"].to_pylist(), before.rollout_id)
     if (response_u < 0).any():
         lost = trace["rollout_id"][int(np.argmin(response_u))]
         raise ArtifactError("a response of the trace is not in the advantages", found=lost, remedy="run `hacpo audit`")
@@ -312,7 +299,7 @@ def _as_asked(
 ) -> Updates:
     """The trace under the asked settings; responses that these do not use are left out."""
     assert before.updates is not None
-    position_u = _positions(after, trace)
+    position_u = places_of(trace["rollout_id"].to_pylist(), after.rollout_id)
     used_u = position_u >= 0
     trace = trace.filter(pa.array(used_u))
     old = before.updates.taken(used_u)
