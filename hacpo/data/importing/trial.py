@@ -6,15 +6,13 @@ kilobytes, so nothing of it is believed: it is read to the end in a process that
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
+from hacpo import kernel
 from hacpo.data.importing.parquet_rows import MOST_BYTES, TooLargeError, read_parquet
 from hacpo.errors import DataError, HacpoError, first_line, harmless
 
@@ -56,11 +54,13 @@ def try_parquet(path: Path) -> None:
 def main() -> int:
     """`python -m hacpo.data.importing.trial BYTES PARENT FILE`: reads the file; the exit code says what came of it."""
     more, parent, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+    kernel.end_with_parent()
     if os.getppid() != parent:
         return 1
-    _limit_memory(more)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    taken = kernel.memory()
+    if taken is not None:
+        kernel.bound_address_space(taken[0] + more)
     try:
         read_parquet(path)
     except (MemoryError, TooLargeError):
@@ -72,15 +72,6 @@ def main() -> int:
         print(DataError(f"not readable as Parquet: {first_line(error)}", where=path))
         return _UNREADABLE
     return 0
-
-
-def _limit_memory(more: int) -> None:
-    """Bounds the address space at what is taken and `more` bytes, or at what a cluster allows if that is less."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as statm:
-        limit = int(statm.read().split()[0]) * resource.getpagesize() + more
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 if __name__ == "__main__":
