@@ -64,11 +64,11 @@ def capability_rows(
     rows = []
     for agent in rewards:
         number = names.index(agent)
-        before = previous.get(agent)
+        last = previous.get(agent)
         now, now_all = (accuracy(values[agent], settings.metric) for values in (used, every))
-        window = extend_window(before.window if before else (), now, settings.window)
-        window_all = extend_window(before.window_all if before else (), now_all, settings.window)
-        covariances = [*(before.window_covariance if before else ()), covariance[number]][-settings.window :]
+        window = extend_window(last.window if last else (), now, settings.window)
+        window_all = extend_window(last.window_all if last else (), now_all, settings.window)
+        covariances = [*(last.window_covariance if last else ()), covariance[number]][-settings.window :]
         smooth = smoothed_covariance(covariances)
         rows.append(
             CapabilityRow(

@@ -85,7 +85,7 @@ def capability_ratio(*, of: float, relative_to: float, ratio_min: float, ratio_m
     return min(max(of / relative_to, ratio_min), ratio_max)
 
 
-def ratio_matrix(capability_n: ArrayLike, settings: CapabilitySettings) -> NDArray[np.float64]:
+def omega_matrix(capability_n: ArrayLike, settings: CapabilitySettings) -> NDArray[np.float64]:
     """omega of every agent relative to every other.
 
     Args:
@@ -107,10 +107,10 @@ def ratio_matrix(capability_n: ArrayLike, settings: CapabilitySettings) -> NDArr
     omega_nn = np.ones((len(values), len(values)), dtype=np.float64)
     for k, of in enumerate(values):
         for j, relative_to in enumerate(values):
-            ratio = capability_ratio(
+            omega = capability_ratio(
                 of=of, relative_to=relative_to, ratio_min=settings.ratio_min, ratio_max=settings.ratio_max
             )
-            omega_nn[k, j] = ratio if k != j else 1.0
+            omega_nn[k, j] = omega if k != j else 1.0
     return omega_nn
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hacpo.algorithm.capability import ratio_matrix
+from hacpo.algorithm.capability import omega_matrix
 from hacpo.errors import DataError
 from hacpo.settings.algorithm import AdvantageSettings, CapabilitySettings
 
@@ -92,7 +92,7 @@ def step_advantages(
     _check(rewards_png, learner, capability_n)
     agents, group_size = rewards_png.shape[1:]
 
-    omega_nn = ratio_matrix(capability_n, capability_settings)
+    omega_nn = omega_matrix(capability_n, capability_settings)
     group_sum_pn = _ordered_sum(rewards_png)
     mu_pn = _baselines(group_sum_pn, omega_nn, group_size, settings)
     if settings.baseline_guard:

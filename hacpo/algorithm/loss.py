@@ -67,7 +67,7 @@ class ResponseBatch:
     """bool: sampled by the learner itself."""
     effective_advantage_b: Tensor
     """float64."""
-    weight_b: Tensor
+    row_weight_b: Tensor
     """float64: from `row_weights`; 0 for a row that only fills a batch."""
     sampler_weight_b: Tensor
     """float64: `hacpo.algorithm.sampler_correction`; 1 for cross responses, and for all when it is off."""
@@ -111,7 +111,7 @@ class ResponseBatch:
             text_bytes_b=column("text_bytes", torch.int64),
             is_self_b=column("is_self", torch.bool),
             effective_advantage_b=column("effective_advantage", torch.float64),
-            weight_b=row_weights(
+            row_weight_b=row_weights(
                 torch.tensor([sources.index(row.source) for row in rows], device=mask_bt.device),
                 torch.tensor(list(counts.values()), device=mask_bt.device),
                 algorithm.loss.aggregation,
@@ -141,7 +141,7 @@ _DTYPES = {
     "is_self_b": torch.bool,
     "source_logprob_b": torch.float64,
     "effective_advantage_b": torch.float64,
-    "weight_b": torch.float64,
+    "row_weight_b": torch.float64,
     "sampler_weight_b": torch.float64,
 }
 
@@ -179,11 +179,11 @@ def update_loss(batch: ResponseBatch, update_index: int, algorithm: AlgorithmSet
     """
     loss = algorithm.loss
     terms = response_terms(batch, update_index=update_index, importance=algorithm.importance, clip=algorithm.clip)
-    total = -(batch.weight_b * batch.sampler_weight_b * terms.objective_b).sum()
+    total = -(batch.row_weight_b * batch.sampler_weight_b * terms.objective_b).sum()
     penalised_b = carries_kl(batch.is_self_b, loss)
     if penalised_b.any():
         kl_b = torch.where(penalised_b, kl_to_initial(batch, loss.kl_cap), 0.0)
-        total = total + loss.kl_coef * (batch.weight_b * kl_b).sum()
+        total = total + loss.kl_coef * (batch.row_weight_b * kl_b).sum()
     return total, terms
 
 

@@ -57,13 +57,13 @@ class LearnerTokenizer(TextTokenizer, PromptTokenizer, Protocol):
 class TextRoute:
     """How a source's responses reach a learner with another tokenizer: as text."""
 
-    source: SourceTokenizer
-    learner: LearnerTokenizer
+    source_tokenizer: SourceTokenizer
+    learner_tokenizer: LearnerTokenizer
 
     @cached_property
     def terminals(self) -> dict[int, int]:
         """The source's terminal tokens -> the learner's that stand for them."""
-        return terminal_map(self.source.terminals, self.learner.terminals)
+        return terminal_map(self.source_tokenizer.terminals, self.learner_tokenizer.terminals)
 
     def retokenised(self, rollout: Rollout, room: int, *, score_eos: bool) -> Retokenized:
         """One rollout of the source in the learner's tokens.
@@ -80,12 +80,13 @@ class TextRoute:
         token_ids, terminal = rollout.token_ids, None
         if _ended(rollout):
             *token_ids, last = token_ids
-            terminal = self.terminals.get(last, self.learner.terminals.turn_end)
+            terminal = self.terminals.get(last, self.learner_tokenizer.terminals.turn_end)
             if not token_ids and not score_eos:
                 return Retokenized([terminal], "kept" if room >= 1 else "too_long", True)
-        if rollout.text and self.source.holds_control(token_ids):
+        if rollout.text and self.source_tokenizer.holds_control(token_ids):
             return Retokenized([], "not_representable", False)
-        return retokenize(rollout.text, terminal=terminal if score_eos else None, tokenizer=self.learner, room=room)
+        terminal = terminal if score_eos else None
+        return retokenize(rollout.text, terminal=terminal, tokenizer=self.learner_tokenizer, room=room)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def build_pool(
     ordered = in_order([asked.problem_id for asked in problems], rollouts, group_size, where=f"pool of {learner}")
     prompts = _prompts(rollouts[learner])
     if routes:
-        _check_prompts(problems, prompts, next(iter(routes.values())).learner, learner, prompt_settings)
+        _check_prompts(problems, prompts, next(iter(routes.values())).learner_tokenizer, learner, prompt_settings)
     of_source = {source: Rollouts(table) for source, table in rollouts.items()}
     blocks: list[pa.Table] = []
     supports: list[Support | None] = []

@@ -131,10 +131,10 @@ def training_pool(
     _check_tokens(ids, pool["token_ids"], old, where)
     own_rows = [(row, number) for row, number in enumerate(place.to_pylist()) if number is not None]
     scored = list_lengths(pool["token_ids"])
-    support, kept, weights = supports(pool), supports(own), np.ones(len(pool))
+    support, own_support, weights = supports(pool), supports(own), np.ones(len(pool))
     for row, number in own_rows:
-        positions, mine = int(scored[row]), kept[number]
-        support[row] = mine and mine.head(positions)
+        positions, as_sampled = int(scored[row]), own_support[number]
+        support[row] = as_sampled and as_sampled.head(positions)
         if sampler_cap is not None:
             logprobs, sampler = (own[name][number].as_py()[:positions] for name in ("logprobs", "sampler_logprobs"))
             weights[row] = truncated_weight(sequence_log_weight(logprobs, sampler), sampler_cap)

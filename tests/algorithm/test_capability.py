@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hacpo.algorithm.capability import accuracy, capability_ratio, extend_window, ratio_matrix, smoothed
+from hacpo.algorithm.capability import accuracy, capability_ratio, extend_window, omega_matrix, smoothed
 from hacpo.errors import DataError
 from hacpo.settings.algorithm import CapabilitySettings
 from hacpo.settings.recipes import RECIPES
@@ -97,20 +97,20 @@ def test_ratio_refuses_capabilities_without_a_ratio(bad: float) -> None:
 def test_matrix_by_hand() -> None:
     # rows: of k; columns: relative to j. .6/.3 = 2, .6/.01 = 60 -> 10, .3/.01 = 30 -> 10, and the inverses, -> .1
     expected = [[1.0, 2.0, 10.0], [0.5, 1.0, 10.0], [0.1, 0.1, 1.0]]
-    np.testing.assert_array_equal(ratio_matrix([0.6, 0.3, 0.01], settings()), expected)
-    np.testing.assert_array_equal(ratio_matrix([0.25], settings()), [[1.0]])
+    np.testing.assert_array_equal(omega_matrix([0.6, 0.3, 0.01], settings()), expected)
+    np.testing.assert_array_equal(omega_matrix([0.25], settings()), [[1.0]])
     with pytest.raises(DataError, match="one number per agent"):
-        ratio_matrix([[0.5, 0.5]], settings())
+        omega_matrix([[0.5, 0.5]], settings())
 
 
 @given(st.lists(st.floats(1e-8, 1.0), min_size=1, max_size=6), st.data())
 def test_matrix_properties(capabilities: list[float], data: st.DataObject) -> None:
-    omega_nn = ratio_matrix(capabilities, settings())
+    omega_nn = omega_matrix(capabilities, settings())
     assert (np.diag(omega_nn) == 1.0).all()
     assert ((omega_nn >= 0.1) & (omega_nn <= 10.0)).all()
     # The bounds are each other's inverse, so omega^(k,j) omega^(j,k) = 1 up to two roundings.
     np.testing.assert_allclose(omega_nn * omega_nn.T, 1.0, rtol=4e-16)
     order = data.draw(st.permutations(range(len(capabilities))))
     np.testing.assert_array_equal(
-        ratio_matrix([capabilities[i] for i in order], settings()), omega_nn[np.ix_(order, order)]
+        omega_matrix([capabilities[i] for i in order], settings()), omega_nn[np.ix_(order, order)]
     )

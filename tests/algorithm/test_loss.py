@@ -68,7 +68,7 @@ def batch_of_ratios(ratios: list[float], advantages: list[float], is_self: list[
         text_bytes_b=torch.ones(size, dtype=torch.int64),
         is_self_b=torch.tensor(is_self),
         effective_advantage_b=f64(*advantages),
-        weight_b=torch.ones(size, dtype=torch.float64),
+        row_weight_b=torch.ones(size, dtype=torch.float64),
         sampler_weight_b=torch.ones(size, dtype=torch.float64),
         old_logprobs_bt=torch.zeros(size, 1, dtype=torch.float64),
     )
@@ -95,7 +95,7 @@ def random_batch(size: int = 12, length: int = 6, seed: int = 0, spread: float =
         text_bytes_b=3 * lengths,
         is_self_b=is_self,
         effective_advantage_b=(2 * rand(size) - 1).double(),
-        weight_b=row_weights((~is_self).long(), torch.tensor([size, size]), "sum"),
+        row_weight_b=row_weights((~is_self).long(), torch.tensor([size, size]), "sum"),
         sampler_weight_b=torch.ones(size, dtype=torch.float64),
         old_logprobs_bt=old,
         initial_logprobs_bt=learner.detach() + rand(size, length) - 0.5,
@@ -250,7 +250,7 @@ def test_own_responses_equal_gspo_as_published() -> None:
     trl/trainer/grpo_trainer.py) with importance_sampling_level="sequence", loss_type="grpo", beta = 0."""
     batch = random_batch(seed=4, spread=0.004)
     batch = replace(
-        batch, is_self_b=torch.ones(12, dtype=torch.bool), weight_b=torch.full((12,), 1 / 12, dtype=torch.float64)
+        batch, is_self_b=torch.ones(12, dtype=torch.bool), row_weight_b=torch.full((12,), 1 / 12, dtype=torch.float64)
     )
     old = batch.old_logprobs_bt
     assert old is not None
@@ -299,7 +299,7 @@ def test_own_responses_equal_trl_itself(level: str, kl_coef: float, correction: 
         learner_logprobs_bt=dense(batch.learner_logprobs_bt).requires_grad_(),
         is_self_b=torch.ones(12, dtype=torch.bool),
         source_logprob_b=dense(old).sum(-1),
-        weight_b=torch.full((12,), 1 / 12, dtype=torch.float64),
+        row_weight_b=torch.full((12,), 1 / 12, dtype=torch.float64),
         sampler_weight_b=sampler_weight,
         old_logprobs_bt=dense(old),
         initial_logprobs_bt=dense(initial),
@@ -410,7 +410,7 @@ def test_without_partners_hacpo_is_gspo_exactly(update_index: int) -> None:
         own = replace(
             whole,
             is_self_b=torch.ones_like(whole.is_self_b),
-            weight_b=row_weights(torch.zeros(12, dtype=torch.int64), torch.tensor([12]), "sum"),
+            row_weight_b=row_weights(torch.zeros(12, dtype=torch.int64), torch.tensor([12]), "sum"),
         )
         loss, _ = loss_of(
             own,
@@ -460,7 +460,7 @@ def test_end_to_end_gradient_by_hand() -> None:
         learner_logprobs_bt=log_pi,
         mask_bt=torch.tensor([[True, True, False]]),
         source_logprob_b=f64(-3.0 - 2 * math.log(0.9)),
-        weight_b=f64(0.25),
+        row_weight_b=f64(0.25),
         old_logprobs_bt=None,
     )
     loss, terms = loss_of(batch, update_index=0, importance=importance(alpha=2.0), clip=clip(), loss=penalty())
@@ -520,14 +520,14 @@ def test_sum_is_the_mean_over_own_plus_the_mean_over_each_other_agent() -> None:
     batch = batch_of_ratios([1.0] * 6, [1.0, 3.0, 5.0, -1.0, 4.0, 6.0], [True, True, False, False, False, False])
     source = torch.tensor([0, 0, 1, 1, 2, 2])
     for aggregation, expected in (("sum", 2.0 + 2.0 + 5.0), ("mean", 18 / 6)):
-        weighted = replace(batch, weight_b=row_weights(source, torch.tensor([2, 2, 2]), aggregation))
+        weighted = replace(batch, row_weight_b=row_weights(source, torch.tensor([2, 2, 2]), aggregation))
         loss, _ = loss_of(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
         assert loss.item() == pytest.approx(-expected, rel=1e-14)
     # One of agent 2's two responses is unusable: it stays in the denominator, 4 / 2 instead of (4 + 6) / 2.
     usable = torch.arange(5)
     weighted = replace(
         batch_of_ratios([1.0] * 5, [1.0, 3.0, 5.0, -1.0, 4.0], [True, True, False, False, False]),
-        weight_b=row_weights(source[usable], torch.tensor([2, 2, 2]), "sum"),
+        row_weight_b=row_weights(source[usable], torch.tensor([2, 2, 2]), "sum"),
     )
     loss, _ = loss_of(weighted, update_index=0, importance=importance(), clip=clip(), loss=penalty())
     assert loss.item() == pytest.approx(-(2.0 + 2.0 + 2.0), rel=1e-14)
@@ -565,7 +565,7 @@ def test_micro_batches_in_any_order_give_the_loss_and_gradient_of_one_batch(
 def test_a_row_of_weight_zero_fills_a_batch_and_does_nothing() -> None:
     batch = batch_of_ratios([0.9, 0.9], [2.0, 100.0], [False, True])
     loss, _ = loss_of(
-        replace(batch, weight_b=f64(1.0, 0.0)), update_index=0, importance=importance(), clip=clip(), loss=penalty()
+        replace(batch, row_weight_b=f64(1.0, 0.0)), update_index=0, importance=importance(), clip=clip(), loss=penalty()
     )
     assert loss.item() == pytest.approx(-0.9 * 0.9 * 2.0, rel=1e-14)
     assert gradient(loss, batch)[1].item() == 0.0
@@ -578,7 +578,7 @@ def test_the_samplers_weight_scales_the_term_and_not_the_penalty() -> None:
     batch = replace(
         batch_of_ratios([1.1, 0.9], [2.0, 4.0], [True, False]),
         sampler_weight_b=f64(0.5, 1.0),
-        weight_b=f64(0.5, 1.0),
+        row_weight_b=f64(0.5, 1.0),
         initial_logprobs_bt=f64(1.1, 0.9).log()[:, None] + 1.0,
     )
     settings = penalty(kl_coef=0.01)
@@ -610,7 +610,7 @@ def test_kl_by_hand() -> None:
         initial_logprobs_bt=f64(-1.5, -1.0).reshape(1, 2),
         mask_bt=torch.ones(1, 2, dtype=torch.bool),
         old_logprobs_bt=None,
-        weight_b=f64(0.5),
+        row_weight_b=f64(0.5),
     )
     # d = -0.5 and 1: (e^-0.5 + 0.5 - 1 + e - 1 - 1) / 2
     k3 = (math.exp(-0.5) + 0.5 - 1 + math.exp(1) - 1 - 1) / 2
@@ -627,7 +627,7 @@ def test_the_penalty_on_own_responses_only() -> None:
     batch = replace(
         batch_of_ratios([1.0] * 3, [0.0] * 3, [True, False, True]),
         initial_logprobs_bt=torch.ones(3, 1, dtype=torch.float64),
-        weight_b=f64(1 / 3, 1 / 3, 1 / 3),
+        row_weight_b=f64(1 / 3, 1 / 3, 1 / 3),
     )
     k3 = math.exp(1) - 2
     for responses, rows_of_three in (("all", 3), ("own", 2)):
@@ -706,7 +706,7 @@ def test_loss_and_gradient_are_always_finite(
         ({"mask_bt": torch.ones(2, 3, dtype=torch.bool)}, "mask_bt has the wrong shape"),
         ({"mask_bt": torch.ones(2, 1)}, "mask_bt has the wrong dtype"),
         ({"mask_bt": torch.tensor([[True], [False]])}, "without scored tokens"),
-        ({"weight_b": torch.ones(3, dtype=torch.float64)}, "weight_b has the wrong shape"),
+        ({"row_weight_b": torch.ones(3, dtype=torch.float64)}, "row_weight_b has the wrong shape"),
         ({"source_logprob_b": torch.zeros(2)}, "source_logprob_b has the wrong dtype"),
         ({"effective_advantage_b": torch.zeros(2)}, "effective_advantage_b has the wrong dtype"),
         ({"initial_logprobs_bt": torch.zeros(2, 2)}, "initial_logprobs_bt has the wrong shape"),

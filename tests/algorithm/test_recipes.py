@@ -61,7 +61,7 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
         text_bytes_b=torch.full((rows,), 5),
         is_self_b=source == 0,
         effective_advantage_b=torch.from_numpy(advantages.effective_advantage.ravel()),
-        weight_b=row_weights(source, torch.bincount(source), settings.loss.aggregation),
+        row_weight_b=row_weights(source, torch.bincount(source), settings.loss.aggregation),
         sampler_weight_b=torch.ones(rows, dtype=torch.float64),
         old_logprobs_bt=torch.full((rows, 2), -1.0),
         initial_logprobs_bt=log_ratios - 1.0 + torch.tensor([-1.0, 1.0], dtype=torch.float64),
@@ -228,7 +228,7 @@ def test_three_agents_by_hand() -> None:
         text_bytes_b=torch.ones(6, dtype=torch.int64),
         is_self_b=source == 1,
         effective_advantage_b=torch.from_numpy(result.effective_advantage.ravel()),
-        weight_b=row_weights(source, torch.tensor([2, 2, 2]), "sum"),
+        row_weight_b=row_weights(source, torch.tensor([2, 2, 2]), "sum"),
         sampler_weight_b=torch.ones(6, dtype=torch.float64),
     )
     loss, _ = update_loss(batch, 0, settings)

@@ -21,7 +21,7 @@ import torch
 
 from conftest import Cli, train
 from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows
-from hacpo.algorithm.capability import ratio_matrix
+from hacpo.algorithm.capability import omega_matrix
 from hacpo.algorithm.group_advantage import StepAdvantages, step_advantages
 from hacpo.algorithm.loss import ResponseBatch, kl_to_initial, row_weights, update_loss
 from hacpo.algorithm.pooling import NO_LIMIT, Limits, TextRoute, build_pool
@@ -209,7 +209,7 @@ def test_one_prompt_from_rewards_to_the_gradient(recipe: str) -> None:
         text_bytes_b=torch.full((4,), 9),
         is_self_b=own,
         effective_advantage_b=torch.from_numpy(worth.effective_advantage.ravel()),
-        weight_b=row_weights((~own).long(), torch.tensor([2, 2]), settings.loss.aggregation),
+        row_weight_b=row_weights((~own).long(), torch.tensor([2, 2]), settings.loss.aggregation),
         sampler_weight_b=torch.ones(4, dtype=torch.float64),
         initial_logprobs_bt=torch.nn.functional.pad(logs[:2] + d, (0, 2, 0, 2)),
     )
@@ -251,7 +251,7 @@ def test_capability_over_its_window() -> None:
         assert row.window == [0.1, 0.1, 0.2, 0.3, now]
         assert row.capability == pytest.approx((0.7 + now) / 5, rel=1e-14)
     # Their omega is held in [.1, 10] too.
-    assert ratio_matrix([1e-8, 0.5], settings).tolist() == [[1.0, 0.1], [10.0, 1.0]]
+    assert omega_matrix([1e-8, 0.5], settings).tolist() == [[1.0, 0.1], [10.0, 1.0]]
 
 
 def test_the_cap_and_what_lies_beyond_it_below() -> None:
@@ -267,7 +267,7 @@ def test_the_cap_and_what_lies_beyond_it_below() -> None:
         text_bytes_b=torch.ones(2, dtype=torch.int64),
         is_self_b=torch.ones(2, dtype=torch.bool),
         effective_advantage_b=torch.zeros(2, dtype=torch.float64),
-        weight_b=torch.ones(2, dtype=torch.float64),
+        row_weight_b=torch.ones(2, dtype=torch.float64),
         sampler_weight_b=torch.ones(2, dtype=torch.float64),
         initial_logprobs_bt=torch.zeros(2, 1, dtype=torch.float64),
     )

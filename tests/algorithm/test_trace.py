@@ -161,7 +161,7 @@ def test_agrees_with_the_loss(recipe: str, norm: str, reference: str, alpha: flo
                 text_bytes_b=torch.from_numpy(lengths * 2 - 1),
                 is_self_b=torch.from_numpy(own),
                 effective_advantage_b=torch.from_numpy(advantage),
-                weight_b=torch.ones(rows, dtype=torch.float64),
+                row_weight_b=torch.ones(rows, dtype=torch.float64),
                 sampler_weight_b=torch.ones(rows, dtype=torch.float64),
                 old_logprobs_bt=logprobs,
             ),
