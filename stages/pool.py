@@ -89,12 +89,12 @@ def _routes(stage: Stage, learner: str, sources: Sequence[str]) -> dict[str, Tex
     from hacpo.algorithm.pooling import TextRoute
     from hacpo.tokens.same_tokenizer import same_tokenizer
 
-    mine = stage.start(learner)
+    own_start = stage.start(learner)
     always = stage.settings.pool.retokenise == "always"
     return {
         source: TextRoute(stage.open_tokenizer(source), stage.open_tokenizer(learner))
         for source in sources
-        if source != learner and (always or not same_tokenizer(mine, stage.start(source)))
+        if source != learner and (always or not same_tokenizer(own_start, stage.start(source)))
     }
 
 
