@@ -288,13 +288,27 @@ def test_a_gold_answer_that_cannot_be_read_is_no_zero() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *("squared", "cubed", "factorial", "halves", "thirds", "quarters", "thousandths", "tens", "dozen", "lakh"),
+        *("squared", "cubed", "factorial", "halves", "thirds", "a third", "thousandths", "tens", "dozen", "lakh"),
         *("gross", "score", "doubled", "bn", "Mio", "negative", "is incorrect", "hundred million", "twentieths"),
+        *("times seven", "is a wrong answer", "quarter of a cup", "degrees below zero", "double", "root of two"),
     ],
 )
 def test_words_that_make_another_number_are_not_dropped(words: str) -> None:
     assert not equivalent(rf"5 \text{{ {words}}}", "5")
     assert not equivalent(f"5 {words}", "5")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("times", "times a day", "times as likely", "times greater", "total times", "Pennsylvania state quarters"),
+        *("dozens", "billions", "incorrect answers", "half-gallons", "sixth graders", "fourth grade boys"),
+        *("double-flips", "different winning scores", "different negative values", "one-fourths"),
+    ],
+)
+def test_words_that_say_what_is_counted_are_dropped(words: str) -> None:
+    """What questions of GSM8K and MATH ask the number of."""
+    assert equivalent(rf"5\text{{ {words}}}", "5")
 
 
 @pytest.mark.parametrize("answer", [r"\text{not }x=5", r"\neg x=5", r"5_{\text{not}}"])

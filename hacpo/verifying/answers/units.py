@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hacpo.verifying.answers.remarks import may_change_the_value
+
 _NAMES = {
     "meter": "m metre",
     "kilometer": "km kilometre",
@@ -63,34 +65,6 @@ _UNITS = {spelling: unit for unit, others in _NAMES.items() for spelling in (uni
 _WORDS = {*_UNITS, "unit", "units", "square", "sq", "squared", "cubic", "cu", "cubed", "per"}
 _CLEAR = {"cm", "km", "mm", "kg", "ft", "am", "pm"}
 """Units of two letters that are one even where they touch the number."""
-_CHANGES_THE_VALUE = {
-    *("not", "no", "or", "and", "more", "less", "fewer", "than", "least", "most", "if", "when", "where", "for", "with"),
-    *(
-        "remainder",
-        "i",
-        "e",
-        "negative",
-        "minus",
-        "plus",
-        "below",
-        "otherwise",
-        "else",
-        "inverse",
-        "mod",
-        "modulo",
-        "base",
-    ),
-    *("incorrect", "wrong", "false", "never", "isn't", "nothing", "factorial", "root", "reciprocal", "times"),
-    *("doubled", "tripled", "halved", "double", "triple", "twice", "thrice", "half", "halves", "quarter", "quarters"),
-    *("ten", "tens", "dozen", "dozens", "score", "scores", "gross", "hundred", "hundreds", "thousand", "thousands"),
-    *("million", "millions", "billion", "billions", "trillion", "trillions", "lakh", "lakhs", "crore", "crores"),
-    *("k", "mio", "mln", "mn", "bn", "mrd", "tn", "kilo", "mega", "giga"),
-}
-"""Words that make another number of the one before them, or say that it is not the answer."""
-_FRACTION = re.compile(
-    r"(?:third|fourth|fifth|sixth|seventh|eighth|ninth"
-    r"|\w+(?:teenth|tieth|enth|elfth|ndth|sandth|dredth|lionth))s?"
-)
 
 _CURRENCY = re.compile(r"^([+-]?\s*)(?:\$|\\text\{\s*(euros|pounds|yen|rupees)\s*\}|(?:Rs\.?|USD)\s*(?=[0-9]))\s*")
 _POWER = r"(?:\^\s*(?:\{\s*(-?[0-9])\s*\}|([0-9])))?"
@@ -150,10 +124,8 @@ def _is_remark(words: str) -> bool:
     spelled = _spelled(words)
     if len(spelled) == 1 and len(spelled[0]) == 1:
         return spelled[0] in _UNITS
-    if spelled and (spelled[0] in ("squared", "cubed") or any(map(_FRACTION.fullmatch, spelled))):
-        return False  # of the number itself: `5 cm squared` is another thing
     unpowered = re.sub(r"\^-?[0-9]", "", words)
-    return 0 < len(spelled) <= 6 and not re.search(r"[0-9=<>\\+^]", unpowered) and not _CHANGES_THE_VALUE & set(spelled)
+    return 0 < len(spelled) <= 6 and not re.search(r"[0-9=<>\\+^]", unpowered) and not may_change_the_value(spelled)
 
 
 def _is_bare_unit(words: str, spaced: bool) -> bool:
