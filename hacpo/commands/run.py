@@ -26,7 +26,7 @@ def run(
     from hacpo.errors import RemakeError, SettingsError
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.running.driver import run_pipeline
-    from hacpo.pipeline.views.progress import print_outcome
+    from hacpo.pipeline.views.progress import print_outcome, steps_beyond
 
     opened = Pipeline.open(pipeline)
     steps = opened.settings.steps
@@ -42,6 +42,8 @@ def run(
             raise
         run_pipeline(opened, jobs=jobs, until=until, remake=True)
     print_outcome(opened)
+    if beyond := steps_beyond(opened):
+        print(beyond)
     if until is not None and until < steps:
         print(f"stopped after step {until} of {steps}, as asked; `hacpo run pipelines/{opened.run}` goes on")
 

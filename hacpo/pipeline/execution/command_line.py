@@ -46,18 +46,26 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
         code = INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors; without a message it has printed the help
-            if error.format_message():
-                print(f"hacpo: error: {harmless(error.format_message())}", file=sys.stderr)
-            return 2
+            return _refused(harmless(error.format_message()), 2)
         if (plain := made_plain(error)) is not None:
-            print(f"hacpo: error: {plain}", file=sys.stderr)
-            return plain.exit_code
+            return _refused(str(plain), plain.exit_code)
         line = crashes.record(error, sys.argv[1:] if arguments is None else arguments)
-        print(f"hacpo: error: {HacpoError(line)}", file=sys.stderr)
-        return crashes.EXIT_CODE
+        return _refused(str(HacpoError(line)), crashes.EXIT_CODE)
     if code == INTERRUPTED:  # Typer turns Ctrl-C into this return value
         print("hacpo: interrupted; finished stages are kept, the same command continues", file=sys.stderr)
     return code if isinstance(code, int) else 0
+
+
+def _refused(line: str, code: int) -> int:
+    """Say what is wrong, and return the exit code; to a stage that started this process, the code too: whoever stands
+    between the two ends with one of its own."""
+    if line and launched():
+        from hacpo.pipeline.execution.launching import error_line
+
+        print(error_line(line, code), file=sys.stderr)
+    elif line:
+        print(f"hacpo: error: {line}", file=sys.stderr)
+    return code
 
 
 def keep_out_the_working_directory() -> None:

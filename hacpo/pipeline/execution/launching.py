@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,19 +20,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hacpo.engines.training.processes import LAUNCHED, leads
-from hacpo.errors import HacpoError
+from hacpo.errors import HacpoError, SettingsError
 from hacpo.pipeline.execution.accelerating import accelerate_command
 from hacpo.pipeline.execution.orphans import die_with_parent
 from hacpo.pipeline.execution.session import ProgressSink
 from hacpo.settings.root import Settings
 
 _PROGRESS = "hacpo-progress "
-_ERROR = "hacpo: error: "
+_ERROR = re.compile(r"hacpo: error\((\d+)\): (.*)")
 _THIS = "hacpo.pipeline.execution.launching"
 
 
 class UpdateFailedError(HacpoError):
-    """A process of an update ended with an error of its own; the line is that process's."""
+    """A process of an update ended with an error of its own; line and exit code are that process's."""
+
+    def __init__(self, what: str, exit_code: int = HacpoError.exit_code, *, remedy: str = "") -> None:
+        super().__init__(what, remedy=remedy)
+        self.exit_code = exit_code
 
 
 class LineProgress:
@@ -99,11 +104,16 @@ def launch(settings: Settings, root: Path, arguments: Sequence[str], progress: P
         raise _failure(list(last))
 
 
+def error_line(line: str, code: int) -> str:
+    """What a process that a stage started says of its failure to that stage."""
+    return f"hacpo: error({code}): {line}"
+
+
 def _failure(lines: Sequence[str]) -> UpdateFailedError:
     """The first process's own line; for a crash, what it printed last."""
     for line in lines:
-        if _ERROR in line:
-            return UpdateFailedError(line.partition(_ERROR)[2].strip())
+        if (found := _ERROR.search(line)) is not None:
+            return UpdateFailedError(found[2].strip(), int(found[1]))
     sys.stderr.writelines(lines)
     return UpdateFailedError(
         "a process of the update died; above is what they printed last",
@@ -118,4 +128,5 @@ if __name__ == "__main__":
     try:
         os.execvp(sys.argv[2], sys.argv[2:])
     except OSError as reason:
-        sys.exit(f"{_ERROR}launcher.command: {sys.argv[2]!r} cannot be started: {reason.strerror}")
+        why = f"launcher.command: {sys.argv[2]!r} cannot be started: {reason.strerror}"
+        sys.exit(error_line(why, SettingsError.exit_code))

@@ -87,6 +87,15 @@ def _is_done(pipeline: Pipeline, step: int, stage: StageSpec, agent: str, output
     return pipeline.layout.trace(step, agent).exists() and pipeline.layout.rollouts(step + 1, agent).exists()
 
 
+def steps_beyond(pipeline: Pipeline) -> str | None:
+    """Which steps were made while the run had more of them, in words; None if there are none."""
+    numbers = [path.parent.name for path in (pipeline.folder / "steps").glob("*/dvc.lock")]
+    beyond = sorted(int(name) for name in numbers if name.isdecimal() and int(name) > pipeline.settings.steps)
+    if not beyond:
+        return None
+    return f"made while `steps` was larger: steps {ranges(beyond)}; they are kept, and the run's again once it is"
+
+
 def totals(pipeline: Pipeline, stage: StageSpec, agent: str) -> dict[str, float]:
     """A stage's metrics added up over the run's steps, for one agent."""
     total: dict[str, float] = {}
@@ -152,6 +161,8 @@ def print_status(pipeline: Pipeline) -> None:
             f"beside them, for capability alone: {drawn:,.0f} rollouts, {tokens:,.0f} sampled tokens (side sample)",
             highlight=False,
         )
+    if beyond := steps_beyond(pipeline):
+        console.print(beyond, highlight=False, soft_wrap=True, markup=False)
     if elsewhere := not_here(pipeline):
         console.print(described_elsewhere(pipeline, elsewhere), highlight=False, soft_wrap=True, markup=False)
     for agent in settings.agents:

@@ -142,3 +142,13 @@ def test_a_terminal_is_asked(finished_copy: Path, answer: str, code: int) -> Non
     assert process.returncode == code, said
     assert b"would be trained again" in said
     assert (contents(finished_copy) == before) == (answer == "n")
+
+
+def test_a_run_made_shorter_says_what_is_left(finished_copy: Path, cli: Cli) -> None:
+    params = Path("pipelines/small/params.yaml")
+    params.write_text(params.read_text().replace("steps: 2", "steps: 1"))
+    said = "made while `steps` was larger: steps 2; they are kept, and the run's again once it is"
+    assert said in cli("run", "pipelines/small").out
+    assert said in cli("status", "pipelines/small").out
+    params.write_text(params.read_text().replace("steps: 1", "steps: 2"))
+    assert "made while" not in cli("run", "pipelines/small").out
