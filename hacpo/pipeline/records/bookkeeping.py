@@ -265,6 +265,12 @@ class Books:
                 self._pruned.pop(out.fs_path, None)
         return bool(current)
 
+    def take_for_current(self, path: Path) -> None:
+        """Take what the lock of one dvc.yaml says of outputs that are gone for what they were, as `is_current` does
+        with stages that are."""
+        for out in (out for stage in self.stages(path) for out in stage.outs if _is_gone(out)):
+            self._pruned[out.fs_path] = (out.hash_info, out.meta)
+
     def _lacks_only_objects(self, stage: Any) -> bool:
         """Whether all is there as the stage's lock says, but for copies in the cache."""
         return (

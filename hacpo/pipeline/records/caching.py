@@ -310,8 +310,16 @@ class CheckpointCache:
         return self.pipeline.layout.checkpoint(step, agent)
 
     def _recorded(self, step: int, agent: str) -> str:
-        """The hash of a checkpoint in the lock; empty where there is none."""
-        return self.books.checkpoints.get(self._folder(step, agent).resolve(), "")
+        """The hash of a checkpoint in the lock; empty where there is none. Of a step that nobody has looked at, its
+        text says it."""
+        folder = self._folder(step, agent)
+        if (known := self.books.checkpoints.get(folder.resolve())) is not None:
+            return known
+        text = _content(step_file(self.pipeline, step).with_name("dvc.lock")).decode("utf-8", "replace")
+        path = re.escape(os.path.relpath(folder, self.pipeline.root))
+        made = rf"^    outs:\n(?:    [- ] .*\n)*?    - path: {path}\n      hash: md5\n      md5: (.+)\n"
+        found = re.search(made, text, re.MULTILINE)
+        return self.books.checkpoints.setdefault(folder.resolve(), found[1] if found else "")
 
     def _is_whole(self, step: int, agent: str) -> bool:
         """Whether the cache has the recorded checkpoint's list, undamaged, and every file of it."""

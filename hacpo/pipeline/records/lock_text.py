@@ -30,28 +30,34 @@ def with_stage(text: str, name: str, entry: Any, place: Callable[[str], int], wh
     """
     from dvc.utils.serialize import dumps_yaml
 
-    entries = _entries(text or _HEAD)
-    if entries is None:
+    known = entries(text or _HEAD)
+    if known is None:
         return _printed_anew(text, name, entry, place, where)
     quick = printed(entry, 4) if _PATH.fullmatch(name) else None
-    entries[name] = (
+    known[name] = (
         dumps_yaml({"stages": {name: entry}}).removeprefix("stages:\n") if quick is None else f"  {name}:\n{quick}"
     )
-    return _HEAD + "".join(entries[stage] for stage in sorted(entries, key=place))
+    return _HEAD + "".join(known[stage] for stage in sorted(known, key=place))
 
 
-def _entries(text: str) -> dict[str, str] | None:
+def says(text: str, name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether a lock has just this entry of a stage; False also where that cannot be seen without parsing it."""
+    expected = printed(entry, 4)
+    return expected is not None and (entries(text) or {}).get(name) == f"  {name}:\n{expected}"
+
+
+def entries(text: str) -> dict[str, str] | None:
     """Name of a stage -> its lines; None of a text that is not wholly of that form."""
     if not text.startswith(_HEAD):
         return None
-    entries: dict[str, str] = {}
+    found: dict[str, str] = {}
     at = len(_HEAD)
     while at < len(text):
         entry = _ENTRY.match(text, at)
-        if entry is None or entry["name"] in entries:
+        if entry is None or entry["name"] in found:
             return None
-        entries[entry["name"]], at = entry[0], entry.end()
-    return entries
+        found[entry["name"]], at = entry[0], entry.end()
+    return found
 
 
 def _printed_anew(text: str, name: str, entry: Any, place: Callable[[str], int], where: str) -> str:

@@ -17,14 +17,20 @@ if TYPE_CHECKING:
     from hacpo.pipeline.records.bookkeeping import Books
 
 
-def stage_groups(pipeline: Pipeline, books: Books, until: int | None = None) -> Iterator[tuple[int, list[Any]]]:
-    """(step, stages that may run side by side), in the order of the pipeline."""
+def stage_groups(
+    pipeline: Pipeline, books: Books, until: int | None = None, *, first: int = 0
+) -> Iterator[tuple[int, list[Any]]]:
+    """(step, stages that may run side by side), in the order of the pipeline.
+
+    Args:
+        first: the step to begin with; what comes before all steps belongs to the start.
+    """
     own = books.stages(pipeline.folder / "dvc.yaml")
     last = pipeline.settings.steps if until is None else min(until, pipeline.settings.steps)
     for stage in own:
-        if of_run(stage) == "before":
+        if of_run(stage) == "before" and first == 0:
             yield 0, [stage]
-    for step in range(last + 1):
+    for step in range(first, last + 1):
         stages = books.stages(step_file(pipeline, step))
         for _, group in itertools.groupby(stages, key=command_of):
             yield step, list(group)

@@ -25,6 +25,7 @@ from hacpo.artifacts.text_files import parse_yaml, read_bytes, read_text
 from hacpo.errors import ArtifactError, BusyError, HacpoError, harmless
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records import rwlock
+from hacpo.pipeline.records.seen import Seen
 
 if TYPE_CHECKING:
     from hacpo.pipeline.records.bookkeeping import Books
@@ -108,8 +109,9 @@ def repair(pipeline: Pipeline, books: Books, *, asked: bool = False) -> Repairs:
     cache = Path(repo.stage_cache.cache_dir).parent
     artifacts, folder = (Path(os.path.abspath(path)) for path in (pipeline.layout.root, pipeline.folder))
     try:
+        seen = Seen(pipeline, books)
         for path in lock_files(pipeline):
-            if _is_cut_off(path):
+            if not seen.is_whole(path) and _is_cut_off(path):
                 path.unlink()
                 made.locks.append(path)
         made.rwlock = books.mend_rwlock()

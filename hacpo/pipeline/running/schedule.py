@@ -15,7 +15,8 @@ from typing import Any
 
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
-from hacpo.pipeline.records.order import agent_of, command_of, of_run, stage_groups
+from hacpo.pipeline.records.order import agent_of, command_of, of_run, stage_groups, step_file
+from hacpo.pipeline.records.seen import Seen
 
 
 @dataclass(eq=False)
@@ -27,6 +28,7 @@ class Task:
         needs: stages that make what it reads.
         judged: it is known whether it has to run.
         new: DVC knew nothing of it then, and its inputs are noted.
+        looked_at: the time before it was last compared with its record (`Seen.now`); None: it was not.
         made: its outputs are there.
         recorded: DVC knows them too.
     """
@@ -37,6 +39,7 @@ class Task:
     needs: list[Task] = field(default_factory=list)
     judged: bool = False
     new: bool = False
+    looked_at: int | None = None
     made: bool = False
     recorded: bool = False
 
@@ -54,19 +57,34 @@ class Task:
 class Schedule:
     """The stages of a run, two steps at a time.
 
+    Args:
+        seen: what is noted of steps that were done; those that look as they did then are passed over.
+
     Attributes:
         tasks: of the steps that are under way, in the order of the pipeline.
+        passed: how many steps are passed over, from the start on.
+        last: the last step that is to be done.
     """
 
-    def __init__(self, pipeline: Pipeline, books: Books, until: int | None = None) -> None:
-        groups = stage_groups(pipeline, books, until)
+    def __init__(self, pipeline: Pipeline, books: Books, seen: Seen, until: int | None = None) -> None:
+        self.last = pipeline.settings.steps if until is None else min(until, pipeline.settings.steps)
+        names = [f"{step:04d}" for step in range(self.last + 1)]
+        names += ["after"] if self.last == pipeline.settings.steps else []
+        same = len([*itertools.takewhile(seen.is_unchanged, names)])
+        self.passed = min(same, self.last + 1)
+        self.tasks: list[Task] = []
+        if same == len(names):
+            self._steps: Iterator[tuple[int, list[Any]]] = iter(())
+            return
+        if self.passed:
+            books.take_for_current(step_file(pipeline, self.passed - 1))
+        groups = stage_groups(pipeline, books, until, first=self.passed)
         self._steps = (
             (step, [stage for _, stages in of_step for stage in stages])
             for step, of_step in itertools.groupby(groups, key=lambda group: group[0])
         )
         self._slots = {agent: number for number, agent in enumerate(pipeline.settings.agents)}
         self._first: list[Task] = []
-        self.tasks: list[Task] = []
         self._look_at_next()
         self._look_at_next()
 

@@ -12,6 +12,7 @@ import shlex
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from hacpo.phrases import mebibytes
 from hacpo.pipeline.catalogue import EVALUATE
@@ -19,7 +20,8 @@ from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.caching import CheckpointCache
-from hacpo.pipeline.records.order import makes_checkpoint, may_be_pruned, spec_of
+from hacpo.pipeline.records.order import makes_checkpoint, may_be_pruned, of_run, spec_of
+from hacpo.pipeline.records.seen import Seen
 from hacpo.pipeline.retention.pruning import plan_pruning, prune
 from hacpo.pipeline.running.remaking import Remaking
 from hacpo.pipeline.running.restoring import needed_checkpoints, train_again
@@ -37,7 +39,7 @@ class Walk:
     def __init__(self, pipeline: Pipeline, books: Books, workers: Workers, remaking: Remaking, view: RunView) -> None:
         self._pipeline, self._books, self._workers = pipeline, books, workers
         self._remaking, self._view = remaking, view
-        self._cache = CheckpointCache(pipeline, books)
+        self._cache, self._seen = CheckpointCache(pipeline, books), Seen(pipeline, books)
         self._waiting: list[Task] = []
         """Stages that have to run, and whose inputs are there."""
         self._working: dict[int, Task] = {}
@@ -57,7 +59,12 @@ class Walk:
         Raises:
             HacpoError: a stage failed, or cannot be recorded; what was finished before is recorded.
         """
-        schedule, at = Schedule(self._pipeline, self._books, until), 0
+        schedule = Schedule(self._pipeline, self._books, self._seen, until)
+        at = schedule.last
+        if schedule.tasks:
+            self._view.passed(schedule.passed)
+        else:
+            self._close(at, [], is_last=True)
         while schedule.tasks:
             with self._noting_failure():
                 if self._failure is None:
@@ -121,7 +128,7 @@ class Walk:
                 self._record()
                 if self._failure is not None:
                     return False
-            task.judged = True
+            task.judged, task.looked_at = True, self._seen.now()
             task.recorded = task.made = not task.new and not self._books.changed(
                 task.stage,
                 may_be_pruned=may_be_pruned(self._pipeline, task.step, task.stage),
@@ -178,6 +185,7 @@ class Walk:
         if not all(need.recorded for need in task.needs):
             return  # one of these could not be recorded
         with self._noting_failure():
+            task.looked_at = self._seen.now()
             self._books.finish(task.stage)
             task.recorded = True
             if makes_checkpoint(task.stage):
@@ -190,6 +198,8 @@ class Walk:
         if step in self._ran:
             self._view.settled(step, [task.command for task in tasks])
         self._view.closed(step)
+        self._note(f"{step:04d}", [task for task in tasks if of_run(task.stage) != "after"])
+        self._note("after", [task for task in tasks if of_run(task.stage) == "after"])
         if not ran and not is_last:
             return
         newest = step in self._trained or (is_last and step == self._pipeline.settings.steps)
@@ -199,3 +209,15 @@ class Walk:
         while self._cache.told:
             self._view.note(self._cache.told.pop())
         self._freed += prune(self._pipeline, plans)
+
+    def _note(self, name: str, tasks: Sequence[Task]) -> None:
+        """Note what is done now, so that the next run need not look at it stage by stage."""
+        steps = {task.stage: task.step for task in tasks}
+
+        def is_current(stage: Any) -> bool:
+            pruned = may_be_pruned(self._pipeline, steps[stage], stage)
+            return self._books.is_current(stage, may_be_pruned=pruned)
+
+        if tasks:
+            with self._books.open():
+                self._seen.note(name, {task.stage: task.looked_at for task in tasks}, is_current)

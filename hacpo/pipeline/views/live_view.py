@@ -72,6 +72,12 @@ class RunView:
 
     # --- called by the driver ----------------------------------------------------------------------------------------
 
+    def passed(self, steps: int) -> None:
+        """The first steps are done, and nobody looks at their stages."""
+        for step in range(steps):
+            if self._pipeline.settings.evaluated(step):
+                self.settled(step, [EVALUATE.name])
+
     def works(self, step: int, stage: str) -> None:
         """A stage of a step begins."""
         self._step, self._stage = step, stage

@@ -13,6 +13,7 @@ from hacpo.pipeline.execution import workers as workers_module
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
+from hacpo.pipeline.records.seen import Seen
 from hacpo.pipeline.running.schedule import Schedule, Task
 
 RUN = "pipelines/small"
@@ -28,7 +29,8 @@ def schedule(project: Path, cli: Cli) -> Schedule:
     """Of a run that has not begun, its start and first step taken for done."""
     assert cli("plan", RUN).code == 0
     pipeline = Pipeline.open(Path(RUN))
-    made = Schedule(pipeline, Books(pipeline.root))
+    books = Books(pipeline.root)
+    made = Schedule(pipeline, books, Seen(pipeline, books))
     for _ in range(2):
         step = made.tasks[0].step
         for task in made.tasks:
@@ -51,7 +53,8 @@ def test_a_stage_needs_what_it_reads_and_nothing_else(schedule: Schedule) -> Non
 def test_the_next_step_waits_for_its_own_agent_alone(project: Path, cli: Cli) -> None:
     assert cli("plan", RUN).code == 0
     pipeline = Pipeline.open(Path(RUN))
-    schedule = Schedule(pipeline, Books(pipeline.root))
+    books = Books(pipeline.root)
+    schedule = Schedule(pipeline, books, Seen(pipeline, books))
     for task in schedule.tasks:
         task.made = task.recorded = task.step == 0
     assert [step for step, _ in schedule.closed()] == [0]

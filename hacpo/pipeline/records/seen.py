@@ -1,0 +1,204 @@
+"""Steps found done, and what their files looked like then: as long as they look the same, DVC need not be asked again.
+
+It is what DVC's own notes rest on, that a file of the same inode, size and time of change has the same content, taken
+once for a step instead of once for a file. A note covers everything that decides whether a step is done: its dvc.yaml
+and dvc.lock, and those of the step before and of the start; every file that its stages read or write; the objects of
+DVC's cache that its outputs are; DVC's settings. The notes lie beside DVC's own, outside the project: what comes with
+somebody's files is not believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hacpo.artifacts.tables import CHECKPOINT
+from hacpo.artifacts.text_files import load_json, read_text
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.records.lock_text import entries, says
+from hacpo.pipeline.records.order import step_file
+
+if TYPE_CHECKING:
+    from hacpo.pipeline.records.bookkeeping import Books
+
+_FORMAT = "1"
+_MAY_BE_GONE = re.compile(rf"/{CHECKPOINT.pattern}$")
+"""Retention prunes checkpoints, and what made them stays current."""
+
+Stamp = tuple[str, ...]
+"""What a file or folder looks like."""
+
+
+class Seen:
+    """The notes on one run."""
+
+    def __init__(self, pipeline: Pipeline, books: Books) -> None:
+        from dvc import __version__
+
+        repo: Any = books.repo
+        self._pipeline = pipeline
+        self._folder = Path(repo.site_cache_dir) / "hacpo" / pipeline.run
+        self._version = f"{_FORMAT} {__version__} {repo.cache.local.path}"
+        self._listed = repo.cache.local.oid_to_path
+        dvc = Path(repo.dvc_dir)
+        self._always = [str(path) for path in (dvc / "config", dvc / "config.local", Path(repo.root_dir, ".dvcignore"))]
+        self._clock = pipeline.layout.root / ".locks"
+
+    def now(self) -> int:
+        """The time of the filesystem that the run lies on, in ns: what changes from here on is not older."""
+        self._clock.mkdir(parents=True, exist_ok=True)
+        scratch = self._clock / f".clock.tmp-{os.getpid()}"
+        scratch.touch()
+        try:
+            return scratch.stat().st_mtime_ns
+        finally:
+            scratch.unlink()
+
+    def is_unchanged(self, name: str) -> bool:
+        """Whether all that a note covers is as it was; False where there is none.
+
+        Args:
+            name: `0007` for a step, `after` for what comes after all.
+        """
+        note = self._read(name)
+        if note is None:
+            return False
+        looks = _texts(note["texts"], note["names"]), _look(note["files"]), _look(note["objects"], mode=True)
+        return bool(_digest(self._version, *looks) == note["digest"])
+
+    def is_whole(self, lock: Path) -> bool:
+        """Whether a step's dvc.lock is the one that was compared when the step was noted."""
+        note = self._read(lock.parent.name)
+        return note is not None and note["lock"] == [*map(list, _look([os.path.abspath(lock)]))]
+
+    def note(self, name: str, stages: Mapping[Any, int | None], is_current: Callable[[Any], bool]) -> None:
+        """Note a step whose stages are all recorded and current; nothing where that is in doubt, or no note can be
+        written.
+
+        Args:
+            stages: each with the time (`now`) before it was last compared with its record. Where one of its files is
+                younger, or there is no time, it is compared again.
+            is_current: compares a stage with its record.
+        """
+        texts = self._records(name, stages)
+        found = {item.fs_path for stage in stages for item in (*stage.deps, *stage.outs)}
+        files = sorted(path for path in found if not any(str(above) in found for above in Path(path).parents))
+        files += self._always
+        objects = sorted(set(self._objects(stages)))
+        looks, kept = [*_look(files)], [*_look(objects, mode=True)]
+        gone = [stamp[0] for stamp in (*looks, *kept) if len(stamp) == 1 and stamp[0] not in self._always]
+        if not all(map(_MAY_BE_GONE.search, gone)) or not all(map(_is_recorded, stages)):
+            return
+        doubtful = [stage for stage, looked_at in stages.items() if not _is_older(stage, looks, looked_at)]
+        if doubtful and not (all(map(is_current, doubtful)) and looks == [*_look(files)]):
+            return
+        names = [stage.name for stage in stages]
+        note = {
+            "texts": texts,
+            "names": names,
+            "files": files,
+            "objects": objects,
+            "lock": [*_look(path for path in texts if path.endswith(f"/{name}/dvc.lock"))],
+            "digest": _digest(self._version, _texts(texts, names), looks, kept),
+        }
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scratch = self._folder / f".{name}.tmp-{os.getpid()}"
+            scratch.write_text(json.dumps(note), encoding="utf-8")
+            scratch.replace(self._folder / f"{name}.json")
+
+    def _read(self, name: str) -> Any:
+        with contextlib.suppress(OSError, ValueError):
+            return load_json(self._folder / f"{name}.json")
+        return None
+
+    def _records(self, name: str, stages: Iterable[Any]) -> list[str]:
+        """The DVC files that say what the stages are, and what they and those that they lean on have made."""
+        steps = {max(int(name) - 1, 0), 0, int(name)} if name.isdigit() else {0}
+        files = {step_file(self._pipeline, step) for step in steps} | {Path(stage.path) for stage in stages}
+        return sorted({os.path.abspath(path) for file in files for path in (file, file.with_name("dvc.lock"))})
+
+    def _objects(self, stages: Iterable[Any]) -> Iterator[str]:
+        """Where DVC's cache has what the stages made."""
+        for stage in stages:
+            for out in stage.outs:
+                if out.use_cache and out.hash_info:
+                    path = self._listed(out.hash_info.value)
+                    yield path
+                    if out.hash_info.isdir:
+                        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                            yield from (self._listed(item["md5"]) for item in load_json(Path(path)))
+
+
+def _look(paths: Iterable[str], *, mode: bool = False) -> Iterator[Stamp]:
+    """Every file and folder at some paths and below: its path alone if it is gone, else also what tells it from
+    another, of a file its inode, size and mode, and of both the times of its content and of its name."""
+    for path in paths:
+        try:
+            at = os.stat(path)
+        except OSError:
+            yield (path,)
+            continue
+        if stat.S_ISDIR(at.st_mode):
+            names = sorted(os.listdir(path))
+            yield path, "folder", str(len(names)), str(at.st_mtime_ns), "0"
+            yield from _look((f"{path}/{name}" for name in names), mode=mode)
+        else:
+            kind = ("link " if os.path.islink(path) else "") + (str(stat.S_IMODE(at.st_mode)) if mode else "")
+            yield path, kind, str(at.st_ino), str(at.st_size), str(at.st_mtime_ns), str(at.st_ctime_ns)
+
+
+def _is_older(stage: Any, looks: Iterable[Stamp], looked_at: int | None) -> bool:
+    """Whether all that a stage reads and makes, and the names of it, are older than a time."""
+    places = tuple(f"{item.fs_path}/" for item in (*stage.deps, *stage.outs))
+    mine = (stamp for stamp in looks if len(stamp) > 1 and f"{stamp[0]}/".startswith(places))
+    return looked_at is not None and all(int(moment) < looked_at for stamp in mine for moment in stamp[-2:])
+
+
+def _texts(paths: Iterable[str], names: Sequence[str]) -> Iterator[Stamp]:
+    """What DVC files say, but for which checkpoints are in its cache: that comes and goes, and decides nothing.
+
+    Args:
+        names: stages; a lock that is no step's may have others', which are somebody else's to note.
+    """
+    for path in paths:
+        try:
+            text = read_text(Path(path))
+        except (OSError, ValueError):
+            yield (path,)
+            continue
+        if path.endswith("/dvc.lock") and not Path(path).parent.name.isdigit():
+            known = entries(text) or {}
+            text = "".join(known.get(name, "") for name in names)
+        lines = text.splitlines()
+        said = [line.removesuffix(":") if line.startswith("      - ") else line for line in lines]
+        yield path, "text", *(line for line in said if line.strip() != "cache: false")
+
+
+def _is_recorded(stage: Any) -> bool:
+    """Whether the stage's lock says of it what this process knows."""
+    from dvc.stage.serialize import to_lockfile
+
+    ((name, entry),) = to_lockfile(stage).items()
+    try:
+        return says(read_text(Path(stage.path).with_name("dvc.lock")), name, entry)
+    except (OSError, ValueError):
+        return False
+
+
+def _digest(version: str, *looks: Iterable[Stamp]) -> str:
+    """Of what files look like, but not of the times of folders, nor of when files got their names: what is put into
+    DVC's cache by link, or taken out, changes these."""
+    digest = hashlib.sha256(version.encode())
+    for stamps in looks:
+        for stamp in stamps:
+            told = stamp[:3] if stamp[1:2] == ("folder",) else stamp if stamp[1:2] in ((), ("text",)) else stamp[:-1]
+            digest.update("\0".join(told).encode("utf-8", "surrogateescape") + b"\n")
+    return digest.hexdigest()
