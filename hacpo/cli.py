@@ -1,65 +1,91 @@
-"""hacpo: all commands under one name."""
+"""hacpo: all commands under one name. A command's module is loaded when it is called, its help when it is asked for."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import importlib.util
+import pkgutil
 import sys
 from collections.abc import Sequence
+from types import CodeType
+from typing import Any
 
-from hacpo.commands.audit import audit
-from hacpo.commands.copy import copy
-from hacpo.commands.estimate import estimate
-from hacpo.commands.export import export
-from hacpo.commands.import_problems import import_problems
-from hacpo.commands.plan import plan
-from hacpo.commands.prune import prune
-from hacpo.commands.repair import repair
-from hacpo.commands.restore import restore
-from hacpo.commands.run import run
-from hacpo.commands.serve import serve
-from hacpo.commands.show import show
-from hacpo.commands.status import status
-from hacpo.commands.what_if import what_if
-from hacpo.pipeline.catalogue import PIPELINE
+import typer
+
+import hacpo.stages
 from hacpo.pipeline.execution.command_line import INTERRUPTED, keep_out_the_working_directory, new_app, run_app
 from hacpo.pipeline.execution.session import Session
 
-STAGES = [
-    getattr(importlib.import_module(f"hacpo.stages.{name}"), name)
-    for name in dict.fromkeys(spec.command for spec in PIPELINE)
-]
-"""The stages' commands: of each entry in the catalogue the function of its name, in the module of its name."""
+STAGES = [module.name for module in pkgutil.iter_modules(hacpo.stages.__path__)]
+"""The stages' commands: of each module there the function of its name."""
 
-app = new_app(
+_PLACES = {
+    **{name: f"hacpo.commands.{name}" for name in ("run", "copy", "serve", "status", "plan", "estimate")},
+    **{name: f"hacpo.stages.{name}" for name in STAGES},
+    **{name: f"hacpo.commands.{name}" for name in ("audit", "show")},
+    "what-if": "hacpo.commands.what_if",
+    **{name: f"hacpo.commands.{name}" for name in ("export", "prune", "restore", "repair")},
+    "import": "hacpo.commands.import_problems",
+}
+"""Command -> its module, which has a function of its own name."""
+
+
+class _Commands(typer.core.TyperGroup):
+    """Loads the one that is called."""
+
+    _listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Their names."""
+        return list(_PLACES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The command; while all are listed, what is said of it."""
+        if cmd_name not in _PLACES:
+            return None
+        if self._listing:
+            panel = "Stages" if cmd_name in STAGES else None
+            return typer.core.TyperCommand(cmd_name, help=_summary(_PLACES[cmd_name]), rich_help_panel=panel)
+        return _loaded(_PLACES[cmd_name])
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the commands without loading them."""
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+
+@functools.cache
+def _loaded(place: str) -> Any:
+    """The command of a module, as Typer makes it."""
+    one = new_app()
+    one.command()(getattr(importlib.import_module(place), place.rpartition(".")[2]))
+    return typer.main.get_command(one)
+
+
+def _summary(place: str) -> str:
+    """What the function of a module's own name says of itself, read from the module's code, which is not run."""
+    loader: Any = getattr(importlib.util.find_spec(place), "loader", None)
+    code: CodeType = loader.get_code(place)
+    functions = {inner.co_name: inner for inner in code.co_consts if isinstance(inner, CodeType)}
+    said = functions[place.rpartition(".")[2]].co_consts[0]
+    return said if isinstance(said, str) else ""
+
+
+app = _Commands(
+    name="hacpo",
+    no_args_is_help=True,
     help="Train several language models together: HACPO as stages with file artifacts. "
-    "`hacpo run pipelines/<run>` runs everything that is not done."
+    "`hacpo run pipelines/<run>` runs everything that is not done.",
 )
-for command in (
-    run,
-    copy,
-    serve,
-    status,
-    plan,
-    estimate,
-    *STAGES,
-    audit,
-    show,
-    what_if,
-    export,
-    prune,
-    restore,
-    repair,
-):
-    app.command()(command)
-app.command("import")(import_problems)
 
 
 def execute(arguments: Sequence[str], session: Session) -> None:
     """Run one command inside this process, sharing `session`; errors are raised."""
-    import typer
-
-    code = typer.main.get_command(app).main(args=list(arguments), prog_name="hacpo", standalone_mode=False, obj=session)
-    if code == INTERRUPTED:
+    if app.main(args=list(arguments), prog_name="hacpo", standalone_mode=False, obj=session) == INTERRUPTED:
         raise KeyboardInterrupt
 
 

@@ -163,13 +163,14 @@ PROGRAMS = [file for folder in ("hacpo", "examples", "benchmarks") for file in s
 
 
 def test_commands_and_options_that_pages_and_programs_name_exist() -> None:
-    from typer.main import get_command
-
     from hacpo.cli import app
 
     known = {
-        name: {"--help", *(option for one in command.params for option in (*one.opts, *one.secondary_opts))}
-        for name, command in get_command(app).commands.items()
+        name: {
+            "--help",
+            *(option for one in app.get_command(None, name).params for option in (*one.opts, *one.secondary_opts)),
+        }
+        for name in app.list_commands(None)
     }
     named = [(file, *command) for file in [*PAGES, *PROGRAMS] for command in commands(file.read_text("utf-8"))]
     assert len(named) > 200

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -120,3 +122,33 @@ def test_the_algorithm_opens_no_file() -> None:
     assert len(files) > 10
     odd = [f"{path.name}: {what}" for path in files for what in opened(path.read_text(encoding="utf-8"))]
     assert not odd, ", ".join(odd)
+
+
+HEAVY = {"numpy", "pyarrow", "pydantic", "dvc", "torch", "transformers", "sympy", "polars"}
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["--help"], set()),
+        (["pool", "--help"], {"pydantic", "pyarrow", "numpy"}),
+        (["verify", "--help"], {"pydantic", "pyarrow", "numpy"}),
+        (["advantage", "--help"], {"pydantic", "pyarrow", "numpy"}),
+        (["run", "--help"], {"pydantic"}),
+    ],
+)
+def test_a_command_loads_no_library_that_it_does_not_need(words: list[str], needed: set[str]) -> None:
+    told = (
+        "import sys; from hacpo.cli import app, run_app\nrun_app(app, sys.argv[1:])\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", told, *words], capture_output=True, text=True, check=True)
+    assert "Usage" in run.stdout
+    assert HEAVY & set(run.stderr.split()) <= needed
+
+
+def test_the_help_says_of_every_command_what_its_function_says() -> None:
+    from hacpo import cli
+
+    for name, place in cli._PLACES.items():
+        assert cli._summary(place).split() == (cli.app.get_command(None, name).help or "").split()

@@ -12,7 +12,6 @@ import typer
 from hacpo.artifacts.storage import made_plain
 from hacpo.engines.training.processes import launched, orphaned
 from hacpo.errors import HacpoError, harmless
-from hacpo.pipeline.execution import crashes
 from hacpo.pipeline.execution.orphans import die_with_parent, left_by_dvc
 from hacpo.pipeline.execution.session import Session, quiet_threads
 
@@ -25,7 +24,9 @@ def new_app(**options: Any) -> typer.Typer:
     return typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, **options)
 
 
-def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: Session | None = None) -> int:
+def run_app(
+    app: typer.Typer | typer.core.TyperGroup, arguments: Sequence[str] | None = None, session: Session | None = None
+) -> int:
     """Run a command and return its exit code; whatever goes wrong becomes one line on standard
     error, and what nobody foresaw also a file (`hacpo.pipeline.execution.crashes`)."""
     quiet_threads()
@@ -34,7 +35,8 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
     if orphaned() or ("DVC_STAGE" in os.environ and left_by_dvc()):
         return 1
     try:
-        code = typer.main.get_command(app).main(
+        command = typer.main.get_command(app) if isinstance(app, typer.Typer) else app
+        code = command.main(
             args=list(arguments) if arguments is not None else None,
             prog_name="hacpo",
             standalone_mode=False,
@@ -49,6 +51,8 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None, session: S
             return _refused(harmless(error.format_message()), 2)
         if (plain := made_plain(error)) is not None:
             return _refused(str(plain), plain.exit_code)
+        from hacpo.pipeline.execution import crashes
+
         line = crashes.record(error, sys.argv[1:] if arguments is None else arguments)
         return _refused(str(HacpoError(line)), crashes.EXIT_CODE)
     if code == INTERRUPTED:  # Typer turns Ctrl-C into this return value

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from hacpo.kernel import end_with_parent
-from hacpo.pipeline.records import rwlock
 
 _LOOK_SECONDS = 0.5
 
@@ -35,6 +34,8 @@ def left_by_dvc() -> bool:
     readable one, nothing is known, and nothing is done.
     """
     import psutil
+
+    from hacpo.pipeline.records import rwlock
 
     folder = rwlock.temporary_folder(Path.cwd())
     if folder is None or not (path := folder / rwlock.NAME).is_file():

@@ -23,9 +23,9 @@ from hacpo.pipeline.records.caching import CheckpointCache
 from hacpo.pipeline.records.order import makes_checkpoint, may_be_pruned, of_run, spec_of
 from hacpo.pipeline.records.seen import Seen
 from hacpo.pipeline.retention.pruning import plan_pruning, prune
+from hacpo.pipeline.running.readiness import Schedule, Task
 from hacpo.pipeline.running.remaking import Remaking
 from hacpo.pipeline.running.restoring import needed_checkpoints, train_again
-from hacpo.pipeline.running.schedule import Schedule, Task
 from hacpo.pipeline.views.live_view import RunView
 
 
@@ -122,8 +122,8 @@ class Walk:
     def _must_run(self, task: Task) -> bool:
         """Whether a stage must run; one that need not is recorded."""
         with self._books.open():
-            if not all(need.recorded for need in task.needs):
-                task.new = not self._books.replaces_outputs and self._books.is_new(task.stage)
+            if not self._books.replaces_outputs or all(need.recorded for need in task.needs):
+                task.new = self._books.is_new(task.stage)
             while not task.new and not all(need.recorded for need in task.needs):
                 self._record()
                 if self._failure is not None:

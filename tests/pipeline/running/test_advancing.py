@@ -14,7 +14,7 @@ from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.seen import Seen
-from hacpo.pipeline.running.schedule import Schedule, Task
+from hacpo.pipeline.running.readiness import Schedule, Task
 
 RUN = "pipelines/small"
 
