@@ -39,13 +39,18 @@ def memory(pid: int | None = None) -> tuple[int, int] | None:
     return (pages[0], pages[1]) if len(pages) == 2 else None
 
 
-def bound_address_space(limit: int, *, for_good: bool = False) -> None:
-    """Bound this process's address space, within what a cluster allows.
+def bound_memory(more: int, *, taken: int | None = None, for_good: bool = False) -> None:
+    """Bound this process's address space at what it takes and more, or at what a cluster allows if that is less.
 
     Args:
-        limit: bytes.
+        more: bytes.
+        taken: bytes that it is held to take where the kernel does not say; None: there is no bound then.
         for_good: it cannot be raised again.
     """
+    known = memory()
+    taken = taken if known is None else known[0]
+    if taken is None:
+        return
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    limit = taken + more if most == resource.RLIM_INFINITY else min(taken + more, most)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit if for_good else most))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from hacpo.settings.base import Section, knob
-from hacpo.settings.series import AVERAGE, Metric, Series
+from hacpo.settings.series import AVERAGE, Metric, Series, leading
 
 
 class Benchmark(Section):
@@ -79,9 +79,8 @@ class EvaluationSettings(Section):
 
     @property
     def leading(self) -> Series | None:
-        """The one number where there is room for one: the average, else the first benchmark's headline."""
-        series = self.series
-        return next((one for one in series if one.name == AVERAGE), series[0] if series else None)
+        """See `series.leading`: the average, else the first benchmark's headline."""
+        return leading(self.series)
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> EvaluationSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,3 +60,8 @@ class Series:
     name: str
     title: str
     parts: tuple[tuple[str, Metric], ...]
+
+
+def leading(series: Sequence[Series]) -> Series | None:
+    """The one number where there is room for one: the average, else the first."""
+    return next((each for each in series if each.name == AVERAGE), series[0] if series else None)

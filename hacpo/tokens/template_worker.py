@@ -21,7 +21,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hacpo.kernel import bound_address_space, end_with_parent, memory
+from hacpo.kernel import bound_memory, end_with_parent
 
 _TODAY = datetime.date(2024, 7, 26)
 """What a template that asks for the date is told, so that a prompt is the same on every day: the date that Llama 3.2's
@@ -90,8 +90,7 @@ def main() -> None:
     replies.flush()
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        taken, _ = memory() or (_WITHOUT_PROC, 0)
-        bound_address_space(taken + int(request["bytes"]))
+        bound_memory(int(request["bytes"]), taken=_WITHOUT_PROC)
         replies.write(json.dumps(_answer(request)) + "\n")
         replies.flush()
 

@@ -268,9 +268,7 @@ def _limit_memory(memory_bytes: int) -> None:
     It should: SymPy swallows a MemoryError here and there and then calls two values unequal that it could not compare.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    taken = kernel.memory()
-    if taken is not None:
-        kernel.bound_address_space(taken[0] + 2 * memory_bytes, for_good=True)
+    kernel.bound_memory(2 * memory_bytes, for_good=True)
 
 
 if __name__ == "__main__":

@@ -58,9 +58,7 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    taken = kernel.memory()
-    if taken is not None:
-        kernel.bound_address_space(taken[0] + more)
+    kernel.bound_memory(more)
     try:
         read_parquet(path)
     except (MemoryError, TooLargeError):

@@ -10,7 +10,7 @@ from hacpo.evaluation.measure import is_share, measure, measured
 from hacpo.evaluation.metrics import Estimate
 from hacpo.evaluation.values import best_step
 from hacpo.settings.root import Settings
-from hacpo.settings.series import AVERAGE, Series
+from hacpo.settings.series import AVERAGE, Series, leading
 from hacpo.tools.report import html_tables as tables
 from hacpo.tools.report.collect import Measurements
 from hacpo.tools.report.markup import parts, signed
@@ -76,8 +76,7 @@ def _mean_ends(results: Measurements, name: str) -> _Ends | None:
 
 def _leading(results: Measurements, settings: Settings) -> Series | None:
     """The average where there is one, else the first headline that there is."""
-    evaluated = [series for series in settings.evaluation.series if _evaluated(results, series.name)]
-    return next((series for series in evaluated if series.name == AVERAGE), evaluated[0] if evaluated else None)
+    return leading([series for series in settings.evaluation.series if _evaluated(results, series.name)])
 
 
 def standings(results: Measurements, settings: Settings) -> Markup:
