@@ -1,7 +1,9 @@
 """generate: one agent samples its responses to the step's prompts, and its training stack rescores them.
 
-The column `logprobs` holds what the training stack says of the sampled tokens (`engines.interface.rescored`), whichever
-engine sampled them; what that engine said itself is in `sampler_logprobs`.
+The column `logprobs` holds what the training stack says of the sampled tokens, whichever engine sampled them:
+`engines.interface.rescored` hands them to `engines.transformers.TransformersEngine.score`, and that batch by batch to
+`engines.training.logprobs.token_logprobs`, by which agents are trained too. What the sampling engine said itself is in
+`sampler_logprobs`.
 """
 
 from __future__ import annotations
