@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+CPU_TOKENS = 2048
+"""Most tokens of a forward pass on a CPU where the settings do not say: what a layer makes of them stays in the cache,
+and there is nothing to gain from more (benchmarks/sampling.py)."""
+
+
+def most_tokens(setting: int | None, device: str) -> int | None:
+    """Bound of tokens on a type of device, padding included: the settings', or what suits a CPU; None: no bound."""
+    return CPU_TOKENS if setting is None and device == "cpu" else setting
+
 
 def batches(lengths: Sequence[int], *, most_rows: int, most_tokens: int | None) -> list[range]:
     """Cut sequences, in their order, into batches.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hacpo.algorithm.batching import batches
+from hacpo.algorithm.batching import batches, most_tokens
 from hacpo.algorithm.support import Support
 from hacpo.callbacks import OnProgress
 from hacpo.engines.decoding import decode
@@ -26,7 +26,7 @@ class TransformersEngine:
         eos_token_ids: tokens that end a response.
         pad_token_id: filler; never scored.
         batch_size: most responses handled together.
-        batch_tokens: most tokens scored together, padding included; None: no bound.
+        batch_tokens: most tokens scored together, padding included; None: as many as suit the device.
         decode: text of token ids that continue a prompt; needed for stop strings only.
     """
 
@@ -108,12 +108,9 @@ class TransformersEngine:
         return [scored[index] for index in range(len(sequences))]
 
     def _batches(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[list[int]]:
-        """Which sequences are scored together, in order of length where tokens are bounded."""
+        """Which sequences are scored together: those of similar length."""
         lengths = [len(prompt) + len(response) for prompt, response in sequences]
-        order = list(range(len(sequences)))
-        if self._batch_tokens is not None:
-            order.sort(key=lengths.__getitem__)
-        for part in batches(
-            [lengths[index] for index in order], most_rows=self._batch_size, most_tokens=self._batch_tokens
-        ):
+        order = sorted(range(len(sequences)), key=lengths.__getitem__)
+        tokens = most_tokens(self._batch_tokens, self._model.device.type)
+        for part in batches([lengths[index] for index in order], most_rows=self._batch_size, most_tokens=tokens):
             yield [order[at] for at in part]

@@ -52,8 +52,8 @@ class EngineSettings(Section):
     batch_size: int = knob(256, doc="Most responses sampled or rescored together.", unit="responses", ge=1)
     batch_tokens: int | None = knob(
         None,
-        doc="Most tokens rescored together, prompts and padding included; responses of similar length then share a "
-        "pass. null: only `batch_size` counts.",
+        doc="Most tokens rescored together, prompts and padding included; responses of similar length share a pass. "
+        "null: on a CPU 2048, on a GPU only `batch_size` counts.",
         unit="tokens",
         ge=1,
     )

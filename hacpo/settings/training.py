@@ -67,8 +67,8 @@ class OptimizerSettings(Section):
     )
     micro_batch_tokens: int | None = knob(
         None,
-        doc="Most tokens per forward pass, prompts and padding included (one response may be longer); null: only "
-        "`micro_batch_size` counts.",
+        doc="Most tokens per forward pass, prompts and padding included (one response may be longer); null: on a CPU "
+        "2048, on a GPU only `micro_batch_size` counts.",
         unit="tokens",
         ge=1,
     )

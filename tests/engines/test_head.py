@@ -116,3 +116,23 @@ def test_bfloat16_weights_keep_float32_log_probabilities(monkeypatch: pytest.Mon
     whole, whole_gradients = run(model, 1 << 40, monkeypatch)
     torch.testing.assert_close(values, whole, rtol=0, atol=1e-4)
     torch.testing.assert_close(gradients["lm_head.weight"], whole_gradients["lm_head.weight"], rtol=0.05, atol=0.05)
+
+
+def test_on_a_cpu_no_more_logits_are_held_than_stay_in_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 tokens by 61 ids at 96 logits a block: 12 ids at a time, five times, and one that is left."""
+    model = build(CONFIGS["llama"])
+    assert head.output_head(model) is not None
+    held: list[tuple[int, ...]] = []
+    logits = head.Head.logits
+
+    def noted(self: head.Head, hidden_nh: torch.Tensor) -> torch.Tensor:
+        found = logits(self, hidden_nh)
+        held.append(tuple(found.shape))
+        return found
+
+    monkeypatch.setattr(head.Head, "logits", noted)
+    monkeypatch.setattr(head, "_CPU_BLOCK_LOGITS", 96)
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 1)
+    rows = logprobs.collate([([5, 6, 7], [8, 60, 10, 2]), ([5], [11, 12, 0, 1])], 0, torch.device("cpu"))
+    logprobs.token_logprobs(model, rows, 0.7).sum().backward()
+    assert held == [*[(8, 12)] * 5, (8, 1)] * 2  # forward and backward

@@ -71,3 +71,36 @@ def test_a_state_in_one_file_or_many_goes_on_the_same(
         (tmp_path / "trainer" / files[1]).unlink()
         with pytest.raises(ArtifactError, match="the optimizer state cannot be used"):
             later.load(tmp_path / "trainer")
+
+
+def test_a_large_gradient_is_never_held_in_float64_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squares of 3, 4 and 12, two at a time: the norm is 13, and clipping to 1 divides by it."""
+    monkeypatch.setattr(module, "_SQUARED", 2)
+    widths: list[int] = []
+    double = torch.Tensor.double
+    monkeypatch.setattr(torch.Tensor, "double", lambda self: widths.append(self.numel()) or double(self))
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.tensor([3.0, 4.0, 12.0])
+    one = Optimizer({"weight": parameter}, OptimizerSettings(learning_rate=0.1, max_grad_norm=1.0))
+    assert one._clip() == 13.0
+    assert widths == [2, 1]
+    assert parameter.grad.tolist() == pytest.approx([3 / 13, 4 / 13, 12 / 13], rel=1e-6)
+
+
+def test_a_part_of_a_tensor_is_updated_as_the_whole_is() -> None:
+    """Sharding must not change a bit. (A fused AdamW's second moment would: it rounds a rest another way.)"""
+    values, gradient = torch.randn(2, 1003, generator=torch.Generator().manual_seed(0))
+
+    def updated(cut: slice) -> torch.Tensor:
+        parameter = torch.nn.Parameter(values[cut].clone())
+        one = Optimizer(
+            {"weight": parameter}, OptimizerSettings(learning_rate=0.1, weight_decay=0.1, max_grad_norm=1e9)
+        )
+        for scale in (1.0, -0.3, 0.7):
+            parameter.grad = gradient[cut] * scale
+            one.step()
+        state = one._adamw.state[parameter]
+        return torch.stack([parameter.detach(), state["exp_avg"], state["exp_avg_sq"]])
+
+    parts = [updated(slice(0, 335)), updated(slice(335, None))]
+    assert torch.equal(torch.cat(parts, dim=1), updated(slice(None)))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from hacpo.algorithm import batching
 from hacpo.algorithm.training_pool import TrainingPool
 from hacpo.algorithm.updates import UpdatePlan, plan_updates
 from hacpo.engines.models.checkpoint import load_model, policy_hash, save_model
@@ -164,6 +165,20 @@ def test_micro_batches_do_not_change_the_gradient(models: Path) -> None:
         assert one["rollout_id"] == other["rollout_id"]
         assert one["ratio"] == pytest.approx(other["ratio"], abs=1e-5)
     assert results[0][1]["grad_norm"] == pytest.approx(results[1][1]["grad_norm"], rel=1e-4)
+
+
+def test_on_a_cpu_a_pass_takes_few_tokens(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 responses fit into one micro-batch of 64, but not into 100 tokens: each pass is full but for the next one."""
+    monkeypatch.setattr(batching, "CPU_TOKENS", 100)
+    trainer = trainer_of(models / "ada")
+    shapes: list[tuple[int, ...]] = []
+    trainer.model.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    _, metrics = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
+    assert metrics["micro_batches"] == len(shapes) > 1
+    assert sum(rows for rows, _ in shapes) == 24
+    assert all(rows * tokens <= 100 < (rows + 1) * tokens for rows, tokens in shapes[:-1])
 
 
 def test_no_signal_leaves_the_weights_alone(models: Path) -> None:

@@ -167,3 +167,18 @@ def test_a_warm_model_is_used_only_for_its_own_weights(models: Path, tmp_path: P
     assert cache.model("ada", models / "ada", SETTINGS)[0] is first
     cache.discard("ada")
     assert cache.model("ada", models / "ada", SETTINGS)[0] is not first
+
+
+def test_on_a_cpu_few_tokens_of_similar_length_are_scored_together(models: Path) -> None:
+    """64 long and 64 short sequences, mixed: 2,048 tokens a pass, padding included, are 20 of 100 or 64 of 30."""
+    engine = open_engine(ModelCache(), "ada", models / "ada", SETTINGS, "hacpo warmup")
+    sequences = [([5] * 20, [6] * (80 if n % 2 else 10)) for n in range(128)]
+    shapes: list[tuple[int, ...]] = []
+    model = engine.scorer._model
+    hook = model.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    scored = engine.scorer.score(sequences, temperature=1.0)
+    hook.remove()
+    assert shapes == [(64, 30), *[(20, 100)] * 3, (4, 100)]
+    assert [len(values) for values in scored] == [80 if n % 2 else 10 for n in range(128)]

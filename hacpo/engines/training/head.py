@@ -1,10 +1,11 @@
 """Log-probabilities from hidden states without ever holding all logits.
 
 With a vocabulary of 151,936 the logits of one response of 4,096 tokens take 2.3 GiB, and their gradient as much again.
-Here tokens go through the head in chunks; only one number per token is kept (the log of the normaliser), and the
-backward pass computes each chunk's logits once more. Memory grows with tokens x width, not with tokens x vocabulary.
+Here tokens go through the head in blocks of some tokens and some of the vocabulary; only one number per token is kept
+(the log of the normaliser), and the backward pass computes each block's logits once more. Memory grows with tokens x
+width, not with tokens x vocabulary.
 
-Notation: N scored tokens, H width, V vocabulary.
+Notation: N scored tokens, H width, V vocabulary; n and v of them in a block.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ from hacpo.engines.truncation import KeptTokens
 
 CHUNK_LOGITS = 1 << 26
 """Logits held at once, 256 MiB in float32: as large as makes the product efficient, small beside any real model."""
+
+_CPU_BLOCK_LOGITS = 1 << 21
+"""On a CPU: 8 MiB, which stay in its cache while they are computed, exponentiated and multiplied again. A GPU has the
+bandwidth, and wants few large products."""
+
+_BLOCK_TOKENS = 1024
+"""Most tokens of a block that has a part of the vocabulary; all weights are read for each."""
 
 _PROBE_TOLERANCE = 1e-3
 """Relative to the largest logit; a head with another formula is off by far more, rounding in float32 by far less."""
@@ -43,8 +51,15 @@ class Head:
 
     def logits(self, hidden_nh: Tensor) -> Tensor:
         """Logits of hidden states [N, H]: [N, V], float32 whatever the weights are."""
-        logits_nv = torch.nn.functional.linear(hidden_nh, self.weight_vh, self.bias_v).float() * self.scale
+        logits_nv = torch.nn.functional.linear(hidden_nh, self.weight_vh, self.bias_v).float()
+        if self.scale != 1:
+            logits_nv = logits_nv * self.scale
         return logits_nv if self.softcap is None else self.softcap * torch.tanh(logits_nv / self.softcap)
+
+    def of(self, ids: slice) -> Head:
+        """The head of a part of the vocabulary."""
+        bias_v = None if self.bias_v is None else self.bias_v[ids]
+        return Head(self.weight_vh[ids], bias_v, self.scale, self.softcap)
 
 
 def output_head(model: Any) -> Head | None:
@@ -118,13 +133,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
         support: KeptTokens | None,
     ) -> Tensor:
         head = Head(weight_vh, bias_v, scale, softcap)
-        normaliser_n = hidden_nh.new_empty(len(targets_n), dtype=torch.float32)
-        chosen_n = torch.empty_like(normaliser_n)
-        for chunk in chunks(len(targets_n), len(weight_vh)):
-            logits_nv = head.logits(hidden_nh[chunk]).div_(temperature)
-            kept = None if support is None else support.of_tokens(chunk, len(weight_vh))
-            normaliser_n[chunk] = logits_nv.logsumexp(dim=-1) if kept is None else kept.normaliser(logits_nv)
-            chosen_n[chunk] = logits_nv.gather(-1, targets_n[chunk, None]).squeeze(-1)
+        top_n = torch.full((len(targets_n),), torch.finfo(torch.float32).min, device=hidden_nh.device)
+        total_n, chosen_n = torch.zeros_like(top_n), torch.zeros_like(top_n)
+        normaliser_n = torch.zeros_like(top_n)
+        for chunk, ids in _blocks(hidden_nh, len(weight_vh), whole=support is not None):
+            logits_nv = _over(head.of(ids).logits(hidden_nh[chunk]), temperature)
+            rows, columns = _targets_in(targets_n[chunk], ids)
+            chosen_n[chunk.start + rows] = logits_nv[rows, columns]
+            if support is not None:
+                normaliser_n[chunk] = support.of_tokens(chunk, len(weight_vh)).normaliser(logits_nv)
+                continue
+            before_n, top_n[chunk] = top_n[chunk].clone(), torch.maximum(top_n[chunk], logits_nv.amax(dim=-1))
+            total_n[chunk] *= (before_n - top_n[chunk]).exp_()
+            total_n[chunk] += logits_nv.sub_(top_n[chunk, None]).exp_().sum(dim=-1)
+        if support is None:
+            normaliser_n = top_n + total_n.log()
         ctx.save_for_backward(hidden_nh, weight_vh, bias_v, targets_n, normaliser_n)
         ctx.constants = (scale, softcap, temperature, support)
         return chosen_n - normaliser_n
@@ -136,35 +159,47 @@ class _ChunkedLogprobs(torch.autograd.Function):
         scale, softcap, temperature, support = ctx.constants
         head = Head(weight_vh, bias_v, scale, softcap)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden_nh) if wants_hidden else None
-        # Sums over chunks are kept in float32: bfloat16 would drop what later chunks add.
-        grad_weight = torch.zeros_like(weight_vh, dtype=torch.float32) if wants_weight else None
-        grad_bias = torch.zeros_like(bias_v, dtype=torch.float32) if wants_bias else None
-        for chunk in chunks(len(targets_n), len(weight_vh)):
-            logits_nv = head.logits(hidden_nh[chunk])
+        # Sums over blocks are kept in float32: bfloat16 would drop what later ones add.
+        grad_hidden, grad_weight, grad_bias = (
+            torch.zeros_like(given, dtype=torch.float32) if wanted else None
+            for given, wanted in ((hidden_nh, wants_hidden), (weight_vh, wants_weight), (bias_v, wants_bias))
+        )
+        grad_n = grad_n * (scale / temperature)
+        for chunk, ids in _blocks(hidden_nh, len(weight_vh), whole=support is not None):
+            logits_nv = head.of(ids).logits(hidden_nh[chunk])
             slope_nv = None if softcap is None else 1.0 - (logits_nv / softcap).square_()
             # d logprob / d logits = (one-hot(target) - softmax) / temperature, the softmax over what is kept
-            grad_nv = logits_nv.div_(temperature).sub_(normaliser_n[chunk, None]).exp_()
+            grad_nv = _over(logits_nv, temperature).sub_(normaliser_n[chunk, None]).exp_()
             if support is not None:
                 support.of_tokens(chunk, len(weight_vh)).restrict_(grad_nv)
             grad_nv.mul_(-grad_n[chunk, None])
-            grad_nv.scatter_add_(-1, targets_n[chunk, None], grad_n[chunk, None])
-            grad_nv.mul_(scale / temperature)
+            rows, columns = _targets_in(targets_n[chunk], ids)
+            grad_nv[rows, columns] += grad_n[chunk.start + rows]
             if slope_nv is not None:
                 grad_nv.mul_(slope_nv)
             if grad_bias is not None:
-                grad_bias += grad_nv.sum(dim=0)
+                grad_bias[ids] += grad_nv.sum(dim=0)
             grad_nv = grad_nv.to(weight_vh.dtype)
             if grad_hidden is not None:
-                grad_hidden[chunk] = grad_nv @ weight_vh
+                _add_product(grad_hidden[chunk], grad_nv, weight_vh[ids])
             if grad_weight is not None:
-                _add_product(grad_weight, grad_nv.T, hidden_nh[chunk])
+                _add_product(grad_weight[ids], grad_nv.T, hidden_nh[chunk])
         return (
-            grad_hidden,
+            None if grad_hidden is None else grad_hidden.to(hidden_nh.dtype),
             None if grad_weight is None else grad_weight.to(weight_vh.dtype),
             None if grad_bias is None else grad_bias.to(weight_vh.dtype),
             *(None,) * 5,
         )
+
+
+def _over(logits_nv: Tensor, temperature: float) -> Tensor:
+    return logits_nv if temperature == 1 else logits_nv.div_(temperature)
+
+
+def _targets_in(targets_n: Tensor, ids: slice) -> tuple[Tensor, Tensor]:
+    """Which tokens of a block have their target in its part of the vocabulary, and where there."""
+    rows = ((targets_n >= ids.start) & (targets_n < ids.stop)).nonzero().squeeze(-1)
+    return rows, targets_n[rows] - ids.start
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -180,4 +215,19 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 def chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
     """Tokens whose logits are held at once."""
     size = max(1, CHUNK_LOGITS // vocabulary)
-    return (slice(start, start + size) for start in range(0, tokens, size))
+    return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))
+
+
+def _blocks(hidden_nh: Tensor, vocabulary: int, *, whole: bool) -> Iterator[tuple[slice, slice]]:
+    """Tokens and part of the vocabulary whose logits are held at once.
+
+    Args:
+        whole: a block needs all logits of its tokens.
+    """
+    if whole or hidden_nh.device.type != "cpu":
+        yield from ((chunk, slice(0, vocabulary)) for chunk in chunks(len(hidden_nh), vocabulary))
+        return
+    for start in range(0, len(hidden_nh), _BLOCK_TOKENS):
+        chunk = slice(start, min(start + _BLOCK_TOKENS, len(hidden_nh)))
+        size = max(1, min(CHUNK_LOGITS, _CPU_BLOCK_LOGITS) // (chunk.stop - chunk.start))
+        yield from ((chunk, slice(first, min(first + size, vocabulary))) for first in range(0, vocabulary, size))

@@ -24,6 +24,9 @@ from hacpo.settings.training import OptimizerSettings
 FILE_BYTES = 4 << 30
 """Most of a state that is put together at once, and so held by one process: the size of its files."""
 
+_SQUARED = 1 << 20
+"""Gradients that are held in float64 at once."""
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -49,6 +52,7 @@ class Optimizer:
             betas=(settings.beta1, settings.beta2),
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
+            # Not fused: the second moment's last bits would depend on how a tensor is sharded (docs/performance.md).
         )
 
     def zero_grad(self) -> None:
@@ -87,12 +91,12 @@ class Optimizer:
         """
         gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-        squares = torch.stack([part.double().square().sum() for part in local]).sum()
+        squares = torch.stack([_square_sum(part) for part in local]).sum()
         if gradients and isinstance(gradients[0], DTensor):
             dist.all_reduce(squares, group=gradients[0].device_mesh.get_group("shard"))
         norm = squares.sqrt().float()
-        scale = (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        for part in local:
+        scale = self.settings.max_grad_norm / (norm + 1e-6)
+        for part in local if not scale >= 1 else ():  # a norm that is no number goes on to the gradients
             part.mul_(scale)
         return float(norm)
 
@@ -165,6 +169,11 @@ class Optimizer:
             value = whole(parameter if key == "master" else self._adamw.state[parameter][key])
             if keep:
                 yield key, name, value.contiguous()
+
+
+def _square_sum(values: torch.Tensor) -> torch.Tensor:
+    """Of squares in float64, of a part at a time: a vocabulary's gradient twice in float64 would be a step's peak."""
+    return torch.stack([part.double().square_().sum() for part in torch.split(values.reshape(-1), _SQUARED)]).sum()
 
 
 def _files_by_key(folder: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from hacpo.algorithm.batching import batches
+from hacpo.algorithm.batching import batches, most_tokens
 from hacpo.algorithm.loss import ResponseBatch, ResponseTerms, carries_kl, update_loss
 from hacpo.algorithm.training_pool import TrainingPool, TrainingRow
 from hacpo.algorithm.updates import UpdatePlan
@@ -121,11 +121,10 @@ class Trainer:
 
     def _share(self, pool: TrainingPool, rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int] | None]]:
         """This process's micro-batches with their numbers; None where the others have one more."""
-        most_rows, most_tokens = self.settings.micro_batch_size, self.settings.micro_batch_tokens
+        tokens = most_tokens(self.settings.micro_batch_tokens, self._device.type)
         lengths = pool.lengths[rows].tolist()
-        parts = [
-            rows[part.start : part.stop] for part in batches(lengths, most_rows=most_rows, most_tokens=most_tokens)
-        ]
+        cuts = batches(lengths, most_rows=self.settings.micro_batch_size, most_tokens=tokens)
+        parts = [rows[part.start : part.stop] for part in cuts]
         rounds = -(-len(parts) // self.world.size)
         for number in range(self.world.rank, rounds * self.world.size, self.world.size):
             yield number, parts[number] if number < len(parts) else None
