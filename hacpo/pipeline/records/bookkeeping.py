@@ -104,7 +104,7 @@ class Books:
     @contextmanager
     def open(self, wait_seconds: float = 600.0) -> Iterator[None]:
         """Hold DVC's lock for a piece of bookkeeping, waiting for another DVC command to give it back. Within a block
-        that has it, this does nothing.
+        that has it, this only says in our words what DVC raises.
 
         Raises:
             BusyError: it does not.
@@ -112,18 +112,30 @@ class Books:
             ArtifactError: DVC cannot do it for another reason.
         """
         if self._is_open:
-            yield
+            with self._in_our_words():
+                yield
             return
-        from diskcache import Timeout
-        from dvc.exceptions import DvcException
-
         self._lock(wait_seconds)
         self._is_open = True
+        busy = "{} records stages of this project"
         try:
-            with lease(self._tmp, "dvc", "hacpo", wait_seconds=wait_seconds, busy="{} records stages of this project"):
+            with self._in_our_words(), lease(self._tmp, "dvc", "hacpo", wait_seconds=wait_seconds, busy=busy):
                 if self._claim is not None:
                     self._claim.take()
                 yield
+        finally:
+            self._is_open = False
+            _forget_listings()
+            self.repo.lock.unlock()
+
+    @contextmanager
+    def _in_our_words(self) -> Iterator[None]:
+        """Turn what DVC raises in the block into what `open` says."""
+        from diskcache import Timeout
+        from dvc.exceptions import DvcException
+
+        try:
+            yield
         except (FileNotFoundError, NotADirectoryError) as error:  # of what DVC hashes: a link that leads nowhere
             raise ArtifactError(
                 f"cannot be read: {error.strerror}",
@@ -142,10 +154,6 @@ class Books:
             raise BusyError(
                 "another DVC command holds its databases", where=self.repo.root_dir, remedy="wait for it, or stop it"
             ) from None
-        finally:
-            self._is_open = False
-            _forget_listings()
-            self.repo.lock.unlock()
 
     def _lock(self, wait_seconds: float) -> None:
         from dvc.lock import LockError

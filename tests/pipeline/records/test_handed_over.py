@@ -206,3 +206,15 @@ def _assert_refused(words: list[str], what: str) -> None:
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 4, done.stdout + done.stderr
     assert f"hacpo: error: {what}" in done.stderr
+
+
+def test_an_output_that_git_tracks_is_said_in_one_line(finished_copy: Path, cli: Cli) -> None:
+    """Inside a block that holds DVC's lock, too."""
+    Path(".dvc/config").write_text("[core]\n    analytics = false\n    check_update = false\n")
+    for words in (["init", "--quiet"], ["add", "--force", "artifacts/small/settings.json"]):
+        subprocess.run(["git", *words], check=True)
+    with Path("pipelines/small/params.yaml").open("a") as params:
+        params.write("retention: {keep_last: 9}\n")
+    result = cli("run", "pipelines/small", "--jobs", "1")
+    assert result.code == 4
+    assert "DVC refuses: output 'artifacts/small/settings.json' is already tracked by SCM" in result.error
