@@ -113,7 +113,7 @@ def test_a_killed_copy_is_made_by_the_same_command(cli: Cli, finished_copy: Path
     """What it leaves is no run that lacks its start: nothing else works on it."""
     code = (
         "import os, signal, sys\n"
-        "from hacpo.pipeline import copying\n"
+        "from hacpo.pipeline.running import copying\n"
         f"kept, calls = copying.{before}, []\n"
         "def killed(*given):\n"
         "    calls.append(given)\n"

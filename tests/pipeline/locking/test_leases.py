@@ -328,7 +328,7 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_was_taken_for_gone_writes_no_more(tmp_path: Path) -> None:
     """A process that slept for too long ends in one line when it wakes up and another host works."""
     code = (
-        "import sys, time; from pathlib import Path; from hacpo.pipeline import leases\n"
+        "import sys, time; from pathlib import Path; from hacpo.pipeline.locking import leases\n"
         "leases.BEAT_SECONDS = 0.05\n"
         "with leases.lease(Path(sys.argv[1]), 'driver', 'hacpo run', wait_seconds=0, busy='{}'):\n"
         "    print('ready', flush=True); time.sleep(600)"
