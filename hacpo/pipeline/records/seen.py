@@ -49,7 +49,7 @@ class Seen:
         self._listed = repo.cache.local.oid_to_path
         dvc = Path(repo.dvc_dir)
         self._always = [str(path) for path in (dvc / "config", dvc / "config.local", Path(repo.root_dir, ".dvcignore"))]
-        self._clock = pipeline.layout.root / ".locks"
+        self._clock = pipeline.layout.locks
 
     def now(self) -> int:
         """The time of the filesystem that the run lies on, in ns: what changes from here on is not older."""
