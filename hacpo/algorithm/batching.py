@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 CPU_TOKENS = 2048
 """Most tokens of a forward pass on a CPU where the settings do not say: what a layer makes of them stays in the cache,
-and there is nothing to gain from more (benchmarks/sampling.py)."""
+and there is nothing to gain from more (benchmarks/engine_work.py)."""
 
 
 def most_tokens(setting: int | None, device: str) -> int | None:
