@@ -218,3 +218,32 @@ def test_an_output_that_git_tracks_is_said_in_one_line(finished_copy: Path, cli:
     result = cli("run", "pipelines/small", "--jobs", "1")
     assert result.code == 4
     assert "DVC refuses: output 'artifacts/small/settings.json' is already tracked by SCM" in result.error
+
+
+def test_nothing_that_a_repository_names_is_run(finished_copy: Path, cli: Cli) -> None:
+    """Filters, hooks, monitors and programs of a handed-over repository, where hacpo asks git for its commits."""
+    Path(".dvc/config").write_text("[core]\n    analytics = false\n    check_update = false\n    autostage = true\n")
+    Path(".gitignore").write_text("artifacts\nmodels\n")
+    evil = Path("evil.sh").resolve()
+    evil.write_text(f"#!/bin/sh\ntouch {evil.with_suffix('.ran')}\ncat\n")
+    evil.chmod(0o755)
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (["init", "--quiet"], ["add", "--all"], [*who, "commit", "--quiet", "--message", "a"]):
+        subprocess.run(["git", *words], check=True)
+    keys = ("core.fsmonitor", "core.pager", "filter.evil.clean", "filter.evil.process", "gpg.program", "diff.external")
+    for key in (*keys, "diff.evil.textconv"):
+        subprocess.run(["git", "config", key, str(evil)], check=True)
+    subprocess.run(["git", "config", "log.showSignature", "true"], check=True)
+    for alias in ("log", "stash", "rev-list", "cat-file"):
+        subprocess.run(["git", "config", f"alias.{alias}", f"!{evil}"], check=True)
+    Path(".gitattributes").write_text("* filter=evil diff=evil\n")
+    for hook in ("pre-commit", "post-index-change", "reference-transaction"):
+        shutil.copy(evil, Path(".git/hooks", hook))
+    params = Path("pipelines/small/params.yaml")
+    params.write_text(params.read_text().replace("learning_rate: 3.0e-4", "learning_rate: 4.0e-4"))
+    evil.with_suffix(".ran").unlink(missing_ok=True)
+    assert cli("run", "pipelines/small", "--yes", "--jobs", "1").code == 0
+    assert cli("prune", "pipelines/small").code == 0
+    assert not evil.with_suffix(".ran").exists()
+    subprocess.run(["git", "status"], check=False, capture_output=True)
+    assert evil.with_suffix(".ran").exists(), "git itself runs it"
