@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ class Seen:
     def now(self) -> int:
         """The time of the filesystem that the run lies on, in ns: what changes from here on is not older."""
         self._clock.mkdir(parents=True, exist_ok=True)
-        scratch = self._clock / f".clock.tmp-{os.getpid()}"
+        scratch = self._clock / f".clock.tmp-{secrets.token_hex(8)}"  # named as leases name theirs, which removes it
         scratch.touch()
         try:
             return scratch.stat().st_mtime_ns
@@ -71,7 +72,7 @@ class Seen:
         if note is None:
             return False
         looks = _texts(note["texts"], note["names"]), _look(note["files"]), _look(note["objects"], mode=True)
-        return bool(_digest(self._version, *looks) == note["digest"])
+        return bool(_digest(self._version, *looks) == note.get("digest"))
 
     def is_whole(self, lock: Path) -> bool:
         """Whether a step's dvc.lock is the one that was compared when the step was noted."""
@@ -110,13 +111,17 @@ class Seen:
         }
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            scratch = self._folder / f".{name}.tmp-{os.getpid()}"
+            scratch = self._folder / f".{name}.tmp"  # one run at a time writes here
             scratch.write_text(json.dumps(note), encoding="utf-8")
             scratch.replace(self._folder / f"{name}.json")
 
     def _read(self, name: str) -> Any:
         with contextlib.suppress(OSError, ValueError):
-            return load_json(self._folder / f"{name}.json")
+            note = load_json(self._folder / f"{name}.json")
+            if isinstance(note, dict) and isinstance(note.get("lock"), list):
+                parts = [note.get(key) for key in ("texts", "names", "files", "objects")]
+                if all(isinstance(part, list) and all(isinstance(item, str) for item in part) for part in parts):
+                    return note
         return None
 
     def _records(self, name: str, stages: Iterable[Any]) -> list[str]:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from conftest import Cli, contents
+from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
+from hacpo.pipeline.records.seen import Seen
 
 RUN = "pipelines/small"
 ARTIFACTS = Path("artifacts/small")
@@ -113,3 +115,12 @@ def test_a_pruned_checkpoint_stays_pruned_when_the_next_step_is_made(project: Pa
     assert longer.code == 0, longer.err
     assert "pruned and is needed" not in longer.err
     assert (ARTIFACTS / "checkpoints/step=0003/agent=ada").is_dir()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"texts": 1}', '{"texts": ["a"], "lock": []}'])
+def test_a_note_that_is_none_is_not_believed(noted: Path, cli: Cli, looked_at: list[str], text: str) -> None:
+    pipeline = Pipeline.open(Path(RUN))
+    (Seen(pipeline, Books(pipeline.root))._folder / "0001.json").write_text(text)
+    assert cli("run", RUN).code == 0
+    assert any(stage.startswith("0001/") for stage in looked_at)
+    assert not [path for path in (ARTIFACTS / ".locks").iterdir() if path.name.startswith(".clock")]
