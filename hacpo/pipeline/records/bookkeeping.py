@@ -22,7 +22,7 @@ from hacpo.pipeline.locking.leases import lease
 from hacpo.pipeline.records import rwlock
 from hacpo.pipeline.records.databases import give_up_when_refused
 from hacpo.pipeline.records.distrust import distrusting, open_regular_files_alone
-from hacpo.pipeline.records.flushing import flushed_copies
+from hacpo.pipeline.records.flushing import flushed_copies, linked_at_once
 from hacpo.pipeline.records.lock_text import printed, with_stage
 from hacpo.pipeline.records.parameters import parsed_once
 
@@ -398,7 +398,7 @@ class Books:
 
     def _record(self, stage: Any) -> None:
         # As DVC does itself: outputs that are not to be cached keep the whole stage out of the run cache.
-        with distrusting(self.repo), self._flushing(), _printing_quickly():
+        with distrusting(self.repo), self._flushing(), linked_at_once(), _printing_quickly():
             stage.save(run_cache=all(out.use_cache for out in stage.outs))
             stage.commit()
         self._write_lock(stage)

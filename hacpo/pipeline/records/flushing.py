@@ -84,3 +84,34 @@ def _noting(function: Callable[..., None], met: list[OSError]) -> Callable[..., 
             raise
 
     return noted
+
+
+@contextmanager
+def linked_at_once() -> Iterator[None]:
+    """Have DVC (dvc_data 3) put a copy of its cache's in the place of a file in one go, while the block runs: it
+    removes what it has just put in its cache and then copies it back, and stages may be reading it."""
+    from dvc_data.hashfile import checkout
+    from dvc_objects.fs.utils import tmp_fname
+
+    checking: Any = checkout
+    relink = checking._relink
+
+    def relink_at_once(
+        link: Any, cache: Any, source: str, fs: Any, path: str, in_cache: bool, *how: Any, **options: Any
+    ) -> None:
+        if not in_cache:
+            relink(link, cache, source, fs, path, in_cache, *how, **options)
+            return
+        beside = str(tmp_fname(path))
+        try:
+            link(cache, source, fs, beside)
+            os.replace(beside, path)
+        finally:
+            Path(beside).unlink(missing_ok=True)
+        cache.protect(source)
+
+    checking._relink = relink_at_once
+    try:
+        yield
+    finally:
+        checking._relink = relink

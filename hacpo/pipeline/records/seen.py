@@ -161,10 +161,21 @@ def _look(paths: Iterable[str], *, mode: bool = False) -> Iterator[Stamp]:
 
 
 def _is_older(stage: Any, looks: Iterable[Stamp], looked_at: int | None) -> bool:
-    """Whether all that a stage reads and makes, and the names of it, are older than a time."""
+    """Whether all that a stage reads and makes, and the names of it, are older than a time; files that it makes may
+    also be younger, if they are what is recorded: DVC puts a copy of its cache's in their place."""
     places = tuple(f"{item.fs_path}/" for item in (*stage.deps, *stage.outs))
-    mine = (stamp for stamp in looks if len(stamp) > 1 and f"{stamp[0]}/".startswith(places))
+    same = {out.fs_path for out in stage.outs if out.use_cache and _has(out.fs_path, out.hash_info.value)}
+    mine = (stamp for stamp in looks if len(stamp) > 1 and stamp[0] not in same and f"{stamp[0]}/".startswith(places))
     return looked_at is not None and all(int(moment) < looked_at for stamp in mine for moment in stamp[-2:])
+
+
+def _has(path: str, md5: str) -> bool:
+    """Whether a path is a file of that hash."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "md5").hexdigest() == md5
+    except OSError:
+        return False
 
 
 def _texts(paths: Iterable[str], names: Sequence[str]) -> Iterator[Stamp]:

@@ -122,7 +122,8 @@ class Walk:
     def _must_run(self, task: Task) -> bool:
         """Whether a stage must run; one that need not is recorded."""
         with self._books.open():
-            if not self._books.replaces_outputs or all(need.recorded for need in task.needs):
+            first = of_run(task.stage) or any(of_run(need.stage) and not need.recorded for need in task.needs)
+            if not (first or self._books.replaces_outputs) or all(need.recorded for need in task.needs):
                 task.new = self._books.is_new(task.stage)
             while not task.new and not all(need.recorded for need in task.needs):
                 self._record()

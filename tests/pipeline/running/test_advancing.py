@@ -132,3 +132,24 @@ def test_a_run_with_nothing_to_do_starts_no_process(
     done = cli("run", RUN, "--jobs", "2")
     assert done.code == 0, done.err
     assert "everything is done already" in done.err
+
+
+def test_a_file_is_there_at_every_moment_of_its_record(
+    project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC removes a single file that it has put in its cache, and copies it back: stages read settings and metrics."""
+    from dvc_objects.fs.local import LocalFileSystem
+
+    settings = project / "artifacts/small/settings.json"
+    gone: list[str] = []
+    remove = LocalFileSystem.remove
+
+    def noted(self: LocalFileSystem, path: Any, *how: Any, **options: Any) -> None:
+        gone.extend([str(path)] if Path(path).is_file() else [])
+        remove(self, path, *how, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "remove", noted)
+    assert cli("run", RUN, "--until", 0).code == 0
+    assert settings.is_file()
+    assert not [path for path in gone if path.startswith(str(settings.parent)) and not path.endswith(".tmp")]
+    assert not list(settings.parent.rglob("*.tmp"))
