@@ -225,8 +225,8 @@ class Books:
         with self.open():
             if self.is_current(stage, may_be_pruned=may_be_pruned):
                 return False
-            if self._lacks_only_objects(stage):
-                self._record(stage)
+            if self._lacks_only_objects(stage, may_be_pruned=may_be_pruned):
+                self._record_again(stage)
                 return False
             before(stage)
             restored = self._restored(stage)
@@ -279,13 +279,29 @@ class Books:
         for out in (out for stage in self.stages(path) for out in stage.outs if _is_gone(out)):
             self._pruned[out.fs_path] = (out.hash_info, out.meta)
 
-    def _lacks_only_objects(self, stage: Any) -> bool:
-        """Whether all is there as the stage's lock says, but for copies in the cache."""
+    def _lacks_only_objects(self, stage: Any, *, may_be_pruned: bool) -> bool:
+        """Whether all is there as the stage's lock says, but for copies in the cache, and for what may be pruned."""
         return (
             not stage.changed_stage()
             and all(self._as_recorded(dep) for dep in stage.deps)
-            and all(out.hash_info and out.exists and not out.changed_checksum() for out in stage.outs)
+            and all(
+                (may_be_pruned and _is_gone(out)) or (out.hash_info and out.exists and not out.changed_checksum())
+                for out in stage.outs
+            )
         )
+
+    def _record_again(self, stage: Any) -> None:
+        """Record a stage all of whose files are there, but for what was pruned, which keeps its record."""
+        gone = [out for out in stage.outs if _is_gone(out)]
+        for out in gone:
+            self._pruned[out.fs_path] = (out.hash_info, out.meta)
+            out.save = out.commit = lambda *_, **__: None
+        try:
+            with self._assuming_pruned(stage):
+                self._record(stage)
+        finally:
+            for out in gone:
+                del out.save, out.commit
 
     def difference(self, stage: Any) -> str | None:
         """Why a stage would make something else than its record says, in words; None if it is not recorded, or only

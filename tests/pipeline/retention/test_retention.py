@@ -293,6 +293,30 @@ def test_a_lost_table_trains_pruned_steps_again_and_changes_nothing_else(lean_co
     }
 
 
+@pytest.mark.parametrize(
+    ("step", "stage", "output"),
+    [
+        (3, "generate@ada", "rollouts/step=0003/agent=ada"),  # its stage reads a pruned checkpoint
+        (3, "update@ada", "metrics/update/step=0003/ada.json"),  # its stage made one, and is never in the run cache
+    ],
+)
+def test_a_lost_object_of_a_pruned_step_is_copied_again(
+    lean_copy: Path, cli: Cli, step: int, stage: str, output: str
+) -> None:
+    expected, before = contents(lean_copy), times()
+    md5 = recorded(step, stage, output)
+    lost = Path(".dvc/cache/files/md5") / md5[:2] / md5[2:]
+    lost.unlink()
+    ran = cli("run", "pipelines/small", "--jobs", 1)
+    assert ran.code == 0, ran.err
+    assert lost.is_file()
+    assert contents(lean_copy) == expected
+    again = {name for name, when in times().items() if before.get(name) != when}
+    assert not {name for name in again if "step=" in name and not name.startswith("metrics/")}  # DVC copies these anew
+    assert "everything is done already" in " ".join((ran.out + ran.err).split())
+    assert "up to date" in dvc("repro", "--allow-missing", "pipelines/small/dvc.yaml")
+
+
 def test_restore_brings_back_the_same_bits(lean_copy: Path, whole: Path, cli: Cli) -> None:
     refused = cli("export", "pipelines/small", "out/model", "--agent", "ada", "--step", 3)
     assert refused.code == 3
