@@ -265,9 +265,9 @@ class CheckpointCache:
 
     def _needed(self, own: Path) -> frozenset[str]:
         """All objects that other folders in the cache list, and the text of every `.dvc` file's hash."""
-        found = {path for path in own.parent.parent.glob("??/*.dir") if path != own}
-        self._manifests = {path: names for path, names in self._manifests.items() if path in found}
-        for path in found - self._manifests.keys():
+        others = {path for path in own.parent.parent.glob("??/*.dir") if path != own}
+        self._manifests = {path: names for path, names in self._manifests.items() if path in others}
+        for path in others - self._manifests.keys():
             self._manifests[path] = frozenset(self._listed(path).values())
         if self._tracked is None:
             self._tracked = frozenset(_tracked_files(self.pipeline.root))
@@ -318,8 +318,8 @@ class CheckpointCache:
         text = _content(step_file(self.pipeline, step).with_name("dvc.lock")).decode("utf-8", "replace")
         path = re.escape(os.path.relpath(folder, self.pipeline.root))
         made = rf"^    outs:\n(?:    [- ] .*\n)*?    - path: {path}\n      hash: md5\n      md5: (.+)\n"
-        found = re.search(made, text, re.MULTILINE)
-        return self.books.checkpoints.setdefault(folder.resolve(), found[1] if found else "")
+        hash_there = re.search(made, text, re.MULTILINE)
+        return self.books.checkpoints.setdefault(folder.resolve(), hash_there[1] if hash_there else "")
 
     def _is_whole(self, step: int, agent: str) -> bool:
         """Whether the cache has the recorded checkpoint's list, undamaged, and every file of it."""

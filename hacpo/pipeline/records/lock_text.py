@@ -50,14 +50,14 @@ def entries(text: str) -> dict[str, str] | None:
     """Name of a stage -> its lines; None of a text that is not wholly of that form."""
     if not text.startswith(_HEAD):
         return None
-    found: dict[str, str] = {}
+    stages: dict[str, str] = {}
     at = len(_HEAD)
     while at < len(text):
         entry = _ENTRY.match(text, at)
-        if entry is None or entry["name"] in found:
+        if entry is None or entry["name"] in stages:
             return None
-        found[entry["name"]], at = entry[0], entry.end()
-    return found
+        stages[entry["name"]], at = entry[0], entry.end()
+    return stages
 
 
 def _printed_anew(text: str, name: str, entry: Any, place: Callable[[str], int], where: str) -> str:

@@ -31,10 +31,10 @@ def parsed_once(read: Read) -> Read:
         stamp = (at.st_ino, at.st_mtime_ns, at.st_ctime_ns, at.st_size)
         if files.get(path, ((), None))[0] != stamp:
             files[path] = (stamp, read(fs, path))
-        found = {key: _value(files[path][1], key) for key in key_paths}
-        if any(value is _odd for value in found.values()):
+        values = {key: _value(files[path][1], key) for key in key_paths}
+        if any(value is _odd for value in values.values()):
             return read(fs, path, key_paths, flatten)
-        return {key: copy.deepcopy(value) for key, value in found.items() if value is not _missing}
+        return {key: copy.deepcopy(value) for key, value in values.items() if value is not _missing}
 
     return looked_up
 

@@ -89,8 +89,8 @@ class Seen:
             is_current: compares a stage with its record.
         """
         texts = self._records(name, stages)
-        found = {item.fs_path for stage in stages for item in (*stage.deps, *stage.outs)}
-        files = sorted(path for path in found if not any(str(above) in found for above in Path(path).parents))
+        places = {item.fs_path for stage in stages for item in (*stage.deps, *stage.outs)}
+        files = sorted(path for path in places if not any(str(above) in places for above in Path(path).parents))
         files += self._always
         objects = sorted(set(self._objects(stages)))
         looks, kept = [*_look(files)], [*_look(objects, mode=True)]
@@ -194,8 +194,8 @@ def _texts(paths: Iterable[str], names: Sequence[str]) -> Iterator[Stamp]:
             known = entries(text) or {}
             text = "".join(known.get(name, "") for name in names)
         lines = text.splitlines()
-        said = [line.removesuffix(":") if line.startswith("      - ") else line for line in lines]
-        yield path, "text", *(line for line in said if line.strip() != "cache: false")
+        kept = [line.removesuffix(":") if line.startswith("      - ") else line for line in lines]
+        yield path, "text", *(line for line in kept if line.strip() != "cache: false")
 
 
 def _is_recorded(stage: Any) -> bool:

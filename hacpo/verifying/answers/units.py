@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hacpo.verifying.answers.remarks import may_change_the_value
+from hacpo.verifying.answers.asides import may_change_the_value
 
 _NAMES = {
     "meter": "m metre",
