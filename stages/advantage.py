@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import ADVANTAGE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
@@ -36,7 +37,6 @@ def advantage(
     )
     from hacpo.algorithm.rollouts import ordered_responses, reward_array
     from hacpo.artifacts import tables
-    from hacpo.errors import SettingsError
     from hacpo.pipeline.views import lessons
 
     settings, step, limit = stage.settings, stage.step, stage.limit

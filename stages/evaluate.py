@@ -46,10 +46,10 @@ def evaluate(stage: Stage) -> None:
             judged += verdicts
             stage.metrics |= {f"{name}.{key}": value for key, value in _numbers(stage, name, verdicts).items()}
             stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
-    engine.rest()
+    engine.release_memory()
     stage.metrics |= engine.metrics
     stage.write(tables.EVALUATIONS, columns, rows_per_shard=settings.storage.rows_per_shard)
-    sampler.forget()
+    sampler.remove_saved()
     check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(stage.step, stage.mine))
     stage.summary = ", ".join(
         f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks

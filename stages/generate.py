@@ -1,9 +1,10 @@
 """generate: one agent samples its responses to the step's prompts, and its training stack rescores them.
 
 The column `logprobs` holds what the training stack says of the sampled tokens, whichever engine sampled them:
-`engines.interface.rescored` hands them to `engines.transformers.TransformersEngine.score`, and that batch by batch to
-`engines.training.logprobs.token_logprobs`, by which agents are trained too. What the sampling engine said itself is in
-`sampler_logprobs`.
+`engines.interface.rescored` hands them to `engines.transformers.TransformersEngine`, and that batch by batch to
+`engines.training.logprobs`: `score` to `token_logprobs`, by which agents are trained too; under `top_k` or `top_p`
+`score_truncated` to `support_scores`, which computes the same within what was kept, and says what that was. What the
+sampling engine said itself is in `sampler_logprobs`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import GENERATE, SIDE_GENERATE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
@@ -51,7 +53,7 @@ def generate(stage: Stage) -> None:
     parameters = _parameters(stage)
     begun = time.perf_counter()
     responses = sampler.sample(requests, parameters, stage.progress)
-    engine.rest()
+    engine.release_memory()
     sampled = time.perf_counter()
     behaviour = rescored(
         engine.scorer,
@@ -63,7 +65,7 @@ def generate(stage: Stage) -> None:
     columns = _columns(stage, keys, requests, responses, behaviour, tokenizer)
     columns["policy"] = [engine.policy] * len(keys)
     stage.write(table, columns, rows_per_shard=settings.storage.rows_per_shard)
-    sampler.forget()
+    sampler.remove_saved()
     stage.metrics |= engine.metrics
     stage.metrics |= {"sampling_seconds": round(sampled - begun, 4), "scoring_seconds": round(scored - sampled, 4)}
     stage.metrics |= _numbers(requests, responses, behaviour)
@@ -72,8 +74,6 @@ def generate(stage: Stage) -> None:
 
 def _responses_per_prompt(stage: Stage) -> int:
     """G, or S of a side sample."""
-    from hacpo.errors import SettingsError
-
     if not stage.spec.side:
         return stage.settings.responses_per_prompt
     samples = stage.settings.algorithm.capability.oracle_samples

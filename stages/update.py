@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo.engines.training.processes import launched, place
+from hacpo.errors import MissingInputError
 from hacpo.pipeline.catalogue import UPDATE
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
@@ -23,6 +24,8 @@ def update(stage: Stage) -> None:
 
     settings, step, agent = stage.settings, stage.step, stage.mine
     launcher = settings.launcher
+    before = stage.checkpoint(step - 1)
+    optimizer_state = _optimizer_state(stage, before)
     if launcher.world_size > 1 and place() is None and not launched():
         stage.launch()
         stage.metrics["processes"] = launcher.world_size
@@ -32,19 +35,17 @@ def update(stage: Stage) -> None:
 
     from hacpo.algorithm.updates import plan_updates, shuffle_seed
     from hacpo.engines.models.checkpoint import resolve_device, save_model
+    from hacpo.engines.training.repeatable import repeatable_kernels
     from hacpo.engines.training.trainer import Trainer
     from hacpo.engines.training.world import joined
 
     loss = settings.algorithm.loss
     pool = _pool(stage)
-    # The same bits again where CUDA's kernels allow it; those that do not say so.
-    torch.use_deterministic_algorithms(torch.cuda.is_available(), warn_only=True)
-    before = stage.checkpoint(step - 1)
     dtype = getattr(torch, settings.engine.dtype)
-    shards = launcher.world_size > 1 or dtype != torch.float32
+    fsdp = launcher.world_size > 1 or dtype != torch.float32  # it shards, and holds bfloat16's float32 masters
     device = resolve_device(settings.engine)
-    with joined(launcher, device, shards=shards, dtype=dtype) as world:
-        pad_token_id, model, initial = _models(stage, before, shards=shards, leads=world.leads)
+    with repeatable_kernels(device), joined(launcher, device, fsdp=fsdp, dtype=dtype) as world:
+        pad_token_id, model, initial = _models(stage, before, fsdp=fsdp, leads=world.leads)
         trainer = Trainer(
             model,
             pad_token_id,
@@ -56,8 +57,8 @@ def update(stage: Stage) -> None:
             dtype=dtype,
             device=device,
         )
-        if (before / "trainer").is_dir():
-            trainer.load(before / "trainer")
+        if optimizer_state is not None:
+            trainer.load(optimizer_state)
         plan = plan_updates(
             pool.table,
             updates=settings.updates_per_step,
@@ -77,7 +78,7 @@ def update(stage: Stage) -> None:
             trainer.save(checkpoint / "trainer")
             policy = stage.note_policy(checkpoint)
             stage.write(tables.TRACE, trace)
-    if stage.in_place and not shards:
+    if stage.in_place and not fsdp:
         stage.session.models.keep(agent, policy, settings.engine, model)
     stage.metrics |= metrics
     stage.metrics |= {"updates": len(plan.rows), "tokens": sum(pool.table["learner_tokens"].to_pylist())}
@@ -99,7 +100,27 @@ def _pool(stage: Stage) -> TrainingPool:
     return joined.of_first_problems(stage.limit)
 
 
-def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[int, Any, Any]:
+def _optimizer_state(stage: Stage, before: Path) -> Path | None:
+    """Where the optimizer's state after the step before is; None at a start that brings none.
+
+    Raises:
+        MissingInputError: the checkpoint before was made by an update, and lacks it: AdamW's averages, the place in the
+            learning rate's schedule and float32 masters would begin anew.
+    """
+    from hacpo.artifacts.tables import CHECKPOINT
+
+    folder = before / "trainer"
+    if folder.is_dir():
+        return folder
+    if stage.step > 1 and before.is_dir():
+        made_by = stage.made_by(CHECKPOINT, step=stage.step - 1)
+        raise MissingInputError(
+            "the optimizer's state, which every update writes, is missing", where=folder, remedy=f"run `{made_by}`"
+        )
+    return None
+
+
+def _models(stage: Stage, before: Path, *, fsdp: bool, leads: bool) -> tuple[int, Any, Any]:
     """Filler token, model to train and the initial one of a KL penalty; models None where the first process has them.
 
     Args:
@@ -115,7 +136,7 @@ def _models(stage: Stage, before: Path, *, shards: bool, leads: bool) -> tuple[i
         before,
         stage.settings.engine,
         stage.made_by(CHECKPOINT, step=stage.step - 1),
-        shards=shards,
+        fsdp=fsdp,
     )
     if not leads:
         return tokenizer.pad_token_id, None, None

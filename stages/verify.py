@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hacpo.errors import ArtifactError
 from hacpo.pipeline.catalogue import SIDE_VERIFY, VERIFY
 from hacpo.pipeline.execution.command_line import main_of
 from hacpo.pipeline.execution.stage import Stage
@@ -20,7 +21,6 @@ def verify(stage: Stage) -> None:
     from hacpo.artifacts import tables
     from hacpo.artifacts.problem_rows import Problem
     from hacpo.artifacts.tables import ROLLOUTS, SIDE_ROLLOUTS, SIDE_VERDICTS, VERDICTS
-    from hacpo.errors import ArtifactError
     from hacpo.verifying.verifier import Request, check_error_rate
 
     settings, step, agent, side = stage.settings, stage.step, stage.mine, stage.spec.side

@@ -40,10 +40,10 @@ class Engine:
     metrics: Mapping[str, float] = field(default_factory=dict)
     resident: Resident | None = None
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Sampling is over for now: a vLLM engine gives its memory to what runs next."""
         if self.resident is not None:
-            self.resident.rest()
+            self.resident.release_memory()
 
 
 def open_tokenizer(models: ModelCache, folder: Path, made_by: str) -> ChatTokenizer:
@@ -76,15 +76,15 @@ def open_model(
 
 
 def open_to_train(
-    models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str, *, shards: bool
+    models: ModelCache, agent: str, folder: Path, settings: EngineSettings, made_by: str, *, fsdp: bool
 ) -> tuple[ChatTokenizer, Any, str | None]:
     """Tokenizer, model and policy hash of a checkpoint folder, for training to change; errors as for `open_model`.
 
     Args:
-        shards: the model in float32 on the CPU, and no other model kept in memory beside it. Of several processes
-            only the first gets it and the hash; the others get None.
+        fsdp: FSDP takes the model: it comes in float32 on the CPU, and no other model is kept in memory beside it. Of
+            several processes only the first gets it and the hash; the others get None.
     """
-    if not shards:
+    if not fsdp:
         tokenizer, model, policy = open_model(models, agent, folder, settings, made_by)
         models.discard(agent)
         return tokenizer, model, policy

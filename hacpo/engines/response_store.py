@@ -54,7 +54,7 @@ class SavingSampler:
         sampler: who draws.
         policy: content hash of the weights.
         settings: the engine's; `save_every` is the size of a block.
-        folder: where blocks are kept. `forget` removes it.
+        folder: where blocks are kept. `remove_saved` removes it.
     """
 
     sampler: Sampler
@@ -83,7 +83,7 @@ class SavingSampler:
                 on_progress(len(responses), len(requests))
         return responses
 
-    def forget(self) -> None:
+    def remove_saved(self) -> None:
         """Remove what was saved: the stage has written its table."""
         storage.remove(self.folder)
         gone = self.folder

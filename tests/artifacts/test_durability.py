@@ -187,7 +187,7 @@ def test_saved_responses_do_not_come_back(tmp_path: Path, monkeypatch: pytest.Mo
     for agent in ("ada", "bo"):
         (saved / f"agent={agent}").mkdir(parents=True)
     for agent in ("ada", "bo"):
-        SavingSampler(None, "", EngineSettings(), saved / f"agent={agent}").forget()  # type: ignore[arg-type]
+        SavingSampler(None, "", EngineSettings(), saved / f"agent={agent}").remove_saved()  # type: ignore[arg-type]
     assert flushed == [str(saved), str(tmp_path)]  # the first that is still there
 
 

@@ -104,8 +104,8 @@ def test_other_weights_are_loaded_into_the_same_engine(at: Any, log: list[str]) 
 
 def test_an_engine_that_rested_loads_again_whatever_it_held(at: Any, log: list[str]) -> None:
     at("-1")
-    at.resident.rest()
-    at.resident.rest()  # it sleeps already
+    at.resident.release_memory()
+    at.resident.release_memory()  # it sleeps already
     at("-1")
     assert facts(at.resident) == (0, 1)
     assert log == ["start -1", "sleep", "load -1"]
@@ -113,7 +113,7 @@ def test_an_engine_that_rested_loads_again_whatever_it_held(at: Any, log: list[s
 
 def test_an_engine_that_does_not_sleep_keeps_its_weights(at: Any, log: list[str]) -> None:
     at("-1").sleeps = False
-    at.resident.rest()
+    at.resident.release_memory()
     at("-1")
     assert facts(at.resident) == (0, 0)
 

@@ -1,4 +1,5 @@
-"""Log-probabilities of given tokens: the one function by which responses are rescored and by which agents are trained.
+"""Log-probabilities of given tokens, from the same logits in the same parts for rescoring and for training:
+`token_logprobs` for both, and for the rescoring of truncated samples `support_scores`.
 
 Notation: B responses, S the longest prompt plus response, T the longest response, V the vocabulary.
 """

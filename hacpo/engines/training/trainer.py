@@ -59,7 +59,7 @@ class Trainer:
             self.model = empty_copy(whole, self.world)
         self.model.eval()  # no dropout: a ratio compares policies, not masks
         self.policy = Policy(self.model)
-        if self.sharded:
+        if self.fsdp:
             shard(self.policy, self.world, self.device, self.dtype)
         if self.world.size > 1:
             fill(self.model, whole, self.device)
@@ -70,7 +70,7 @@ class Trainer:
         self.initial = None if self.initial_model is None else Policy(self.initial_model)
 
     @property
-    def sharded(self) -> bool:
+    def fsdp(self) -> bool:
         """Whether the model is in FSDP's hands."""
         return self.world.size > 1 or self.dtype != torch.float32
 
@@ -208,7 +208,7 @@ class Trainer:
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
         """Every weight put together, on the CPU of the first process, as checkpoints hold them; None where the model
         itself is whole, and on the other processes."""
-        if not self.sharded:
+        if not self.fsdp:
             return None
         whole = {name: value for name, value in weights(self.model, self.dtype) if self.world.leads}
         return whole if self.world.leads else None

@@ -65,13 +65,13 @@ class World:
 
 @contextlib.contextmanager
 def joined(
-    launcher: LauncherSettings, device: torch.device, *, shards: bool, dtype: torch.dtype = torch.float32
+    launcher: LauncherSettings, device: torch.device, *, fsdp: bool, dtype: torch.dtype = torch.float32
 ) -> Iterator[World]:
     """Meet the other processes, and part when the block ends.
 
     Args:
         device: where this process computes.
-        shards: the block shards a model, which takes a process group even of one process.
+        fsdp: the block hands a model to FSDP, which takes a process group even of one process.
         dtype: of weights and activations in forward and backward passes.
 
     Raises:
@@ -92,7 +92,7 @@ def joined(
         with _accelerated(here, launcher, device, dtype) as world:
             yield world
         return
-    if not shards or dist.is_initialized():  # by vLLM, in this process
+    if not fsdp or dist.is_initialized():  # by vLLM, in this process
         yield World()
         return
     backend = _BACKENDS[device.type]

@@ -95,7 +95,7 @@ class Resident:
         assert self.engine is not None
         return self.engine
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Sampling is over for now: what runs next may have the memory (`engine.vllm.sleep`), and a server may be given
         other weights. The next `at` loads and checks them again."""
         if self.engine is not None and self.policy and self.engine.sleep():

@@ -33,7 +33,7 @@ def open_asking_tokenizer(stage: Stage, step: int) -> ChatTokenizer:
 
 
 def open_sampler(stage: Stage, step: int, table: Table) -> tuple[Engine, SavingSampler]:
-    """The engine of the agent's checkpoint of a step, and its sampler, which saves what it draws until `forget`.
+    """The engine of the agent's checkpoint of a step, and its sampler, which saves what it draws until `remove_saved`.
 
     Args:
         table: which the stage makes of the responses.
