@@ -1,10 +1,10 @@
 """Steps found done, and what their files looked like then: as long as they look the same, DVC need not be asked again.
 
-It is what DVC's own notes rest on, that a file of the same inode, size and time of change has the same content, taken
-once for a step instead of once for a file. A note covers everything that decides whether a step is done: its dvc.yaml
-and dvc.lock, and those of the step before and of the start; every file that its stages read or write; the objects of
-DVC's cache that its outputs are; DVC's settings. The notes lie beside DVC's own, outside the project: what comes with
-somebody's files is not believed.
+It is what DVC's own notes rest on, that a file of the same inode, size and modification time has the same content,
+taken once for a step instead of once for a file. A note covers everything that decides whether a step is done: its
+dvc.yaml and dvc.lock, and those of the step before and of the start; every file that its stages read or write, of which
+checkpoints may be pruned later; the objects of DVC's cache that its outputs are; the project's settings of DVC. The
+notes lie beside DVC's own, outside the project: what comes with somebody's files is not believed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacpo.artifacts.tables import CHECKPOINT
+from hacpo.artifacts.storage import refused
+from hacpo.artifacts.tables import CHECKPOINT, step_of
 from hacpo.artifacts.text_files import load_json, read_text
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.lock_text import entries, says
@@ -29,7 +30,7 @@ from hacpo.pipeline.records.order import step_file
 if TYPE_CHECKING:
     from hacpo.pipeline.records.bookkeeping import Books
 
-_FORMAT = "1"
+_FORMAT = "2"
 _MAY_BE_GONE = re.compile(rf"/{CHECKPOINT.pattern}$")
 """Retention prunes checkpoints, and what made them stays current."""
 
@@ -53,14 +54,20 @@ class Seen:
         self._clock = pipeline.layout.locks
 
     def now(self) -> int:
-        """The time of the filesystem that the run lies on, in ns: what changes from here on is not older."""
-        self._clock.mkdir(parents=True, exist_ok=True)
+        """The time of the filesystem that the run lies on, in ns: what changes from here on is not older.
+
+        Raises:
+            StorageError: the disk refuses a file to take it from.
+        """
         scratch = self._clock / f".clock.tmp-{secrets.token_hex(8)}"  # named as leases name theirs, which removes it
-        scratch.touch()
         try:
-            return scratch.stat().st_mtime_ns
-        finally:
+            self._clock.mkdir(parents=True, exist_ok=True)
+            scratch.touch()
+            moment = scratch.stat().st_mtime_ns
             scratch.unlink()
+        except OSError as error:
+            raise refused(scratch, error) from None
+        return moment
 
     def is_unchanged(self, name: str) -> bool:
         """Whether all that a note covers is as it was; False where there is none.
@@ -72,7 +79,10 @@ class Seen:
         if note is None:
             return False
         looks = _texts(note["texts"], note["names"]), _look(note["files"]), _look(note["objects"], mode=True)
-        return bool(_digest(self._version, *looks) == note.get("digest"))
+        return _digest(self._version, *looks) == note.get("digest") and all(
+            digest == _digest(self._version, _look([path])) or self._may_have_been_pruned(path)
+            for path, digest in note["checkpoints"].items()
+        )
 
     def is_whole(self, lock: Path) -> bool:
         """Whether a step's dvc.lock is the one that was compared when the step was noted."""
@@ -93,21 +103,29 @@ class Seen:
         files = sorted(path for path in places if not any(str(above) in places for above in Path(path).parents))
         files += self._always
         objects = sorted(set(self._objects(stages)))
-        looks, kept = [*_look(files)], [*_look(objects, mode=True)]
+        of_path = {path: [*_look([path])] for path in files}
+        looks, kept = [stamp for stamps in of_path.values() for stamp in stamps], [*_look(objects, mode=True)]
         gone = [stamp[0] for stamp in (*looks, *kept) if len(stamp) == 1 and stamp[0] not in self._always]
         if not all(map(_MAY_BE_GONE.search, gone)) or not all(map(_is_recorded, stages)):
             return
-        doubtful = [stage for stage, looked_at in stages.items() if not _is_older(stage, looks, looked_at)]
+        doubtful = [
+            stage
+            for stage, looked_at in stages.items()
+            if self._lies_elsewhere(stage) or not _is_older(stage, looks, looked_at)
+        ]
         if doubtful and not (all(map(is_current, doubtful)) and looks == [*_look(files)]):
             return
         names = [stage.name for stage in stages]
+        checkpoints = {path: of_path.pop(path) for path in files if _MAY_BE_GONE.search(path)}
+        rest = [stamp for stamps in of_path.values() for stamp in stamps]
         note = {
             "texts": texts,
             "names": names,
-            "files": files,
+            "checkpoints": {path: _digest(self._version, stamps) for path, stamps in checkpoints.items()},
+            "files": list(of_path),
             "objects": objects,
             "lock": [*_look(path for path in texts if path.endswith(f"/{name}/dvc.lock"))],
-            "digest": _digest(self._version, _texts(texts, names), looks, kept),
+            "digest": _digest(self._version, _texts(texts, names), rest, kept),
         }
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +138,8 @@ class Seen:
             note = load_json(self._folder / f"{name}.json")
             if isinstance(note, dict) and isinstance(note.get("lock"), list):
                 parts = [note.get(key) for key in ("texts", "names", "files", "objects")]
-                if all(isinstance(part, list) and all(isinstance(item, str) for item in part) for part in parts):
+                listed = all(isinstance(part, list) and all(isinstance(item, str) for item in part) for part in parts)
+                if listed and isinstance(note.get("checkpoints"), dict):
                     return note
         return None
 
@@ -129,6 +148,17 @@ class Seen:
         steps = {max(int(name) - 1, 0), 0, int(name)} if name.isdigit() else {0}
         files = {step_file(self._pipeline, step) for step in steps} | {Path(stage.path) for stage in stages}
         return sorted({os.path.abspath(path) for file in files for path in (file, file.with_name("dvc.lock"))})
+
+    def _may_have_been_pruned(self, path: str) -> bool:
+        """Whether a checkpoint is gone, and is neither of the start nor of the result."""
+        step = step_of(Path(path).parent.name)
+        return step is not None and 0 < step < self._pipeline.settings.steps and not os.path.lexists(path)
+
+    def _lies_elsewhere(self, stage: Any) -> bool:
+        """Whether something that a stage reads or makes lies on another filesystem, which may have another clock."""
+        here = self._clock.parent.stat().st_dev
+        paths = [item.fs_path for item in (*stage.deps, *stage.outs)]
+        return any(os.path.exists(path) and os.stat(path).st_dev != here for path in paths)
 
     def _objects(self, stages: Iterable[Any]) -> Iterator[str]:
         """Where DVC's cache has what the stages made."""
@@ -143,16 +173,17 @@ class Seen:
 
 
 def _look(paths: Iterable[str], *, mode: bool = False) -> Iterator[Stamp]:
-    """Every file and folder at some paths and below: its path alone if it is gone, else also what tells it from
-    another, of a file its inode, size and mode, and of both the times of its content and of its name."""
+    """Every file and folder at some paths and below: its path alone if it cannot be looked at, else also what tells it
+    from another, of a file its inode, its size and, if asked for, its mode, and of both the times of its content and
+    of its name."""
     for path in paths:
         try:
             at = os.stat(path)
+            names = sorted(os.listdir(path)) if stat.S_ISDIR(at.st_mode) else []
         except OSError:
             yield (path,)
             continue
         if stat.S_ISDIR(at.st_mode):
-            names = sorted(os.listdir(path))
             yield path, "folder", str(len(names)), str(at.st_mtime_ns), "0"
             yield from _look((f"{path}/{name}" for name in names), mode=mode)
         else:

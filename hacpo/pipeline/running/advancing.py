@@ -101,7 +101,7 @@ class Walk:
         """Find out which of the stages whose inputs are there have to run, and prepare these."""
         todo: dict[int, list[Task]] = {}
         for task in tasks:
-            if not task.judged and all(need.made for need in task.needs):
+            if task.ready:
                 if self._must_run(task):
                     todo.setdefault(task.step, []).append(task)
                 if self._failure is not None:

@@ -25,7 +25,7 @@ class Task:
 
     Attributes:
         slot: the number of the agent whose part it is; None: any worker may run it.
-        needs: stages that make what it reads.
+        needs: stages under way that it waits for: those that make what it reads, and those before all steps.
         judged: it is known whether it has to run.
         new: DVC knew nothing of it then, and its inputs are noted.
         looked_at: the time before it was last compared with its record (`Seen.now`); None: it was not.
@@ -50,7 +50,7 @@ class Task:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be judged: all that it reads is there."""
+        """Whether it can be judged: nothing that it waits for is still to be made."""
         return not self.judged and all(need.made for need in self.needs)
 
 

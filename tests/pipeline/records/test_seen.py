@@ -117,6 +117,20 @@ def test_a_pruned_checkpoint_stays_pruned_when_the_next_step_is_made(project: Pa
     assert (ARTIFACTS / "checkpoints/step=0003/agent=ada").is_dir()
 
 
+def test_what_is_pruned_later_leaves_a_step_as_it_was(project: Path, cli: Cli, looked_at: list[str]) -> None:
+    params = Path(RUN, "params.yaml")
+    params.write_text(params.read_text().replace("steps: 2", "steps: 3") + "retention: {keep_last: 1}\n")
+    assert cli("run", RUN).code == 0
+    assert not (ARTIFACTS / "checkpoints/step=0002/agent=ada").exists()
+    looked_at.clear()
+    assert cli("run", RUN).code == 0
+    assert looked_at == []
+    shutil.rmtree(ARTIFACTS / "checkpoints/step=0003/agent=ada")  # the result is made again
+    assert cli("run", RUN, "--yes").code == 0
+    assert looked_at
+    assert (ARTIFACTS / "checkpoints/step=0003/agent=ada").is_dir()
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"texts": 1}', '{"texts": ["a"], "lock": []}'])
 def test_a_note_that_is_none_is_not_believed(noted: Path, cli: Cli, looked_at: list[str], text: str) -> None:
     pipeline = Pipeline.open(Path(RUN))
