@@ -6,6 +6,7 @@ through. A link further up, be it in a run that was handed over, leads to anothe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -49,6 +50,32 @@ def check_links(layout: Layout, pipeline: Path) -> None:
                 found=f"a link to {os.readlink(link)}",
                 remedy=f"remove it, or put what it leads to in its place; {layout.root} as a whole may be a link",
             )
+
+
+def check_dvc_links(dvc: Path) -> None:
+    """Refuse a project where what DVC and hacpo write below `.dvc/tmp` (locks, lists, leases) would go through a link.
+
+    Here a link to an object of DVC's cache is refused as well: DVC makes none, and would write into the object.
+    `.dvc/cache` may be a link, which is how a cache is put on another disk.
+
+    Args:
+        dvc: the project's `.dvc`.
+
+    Raises:
+        ArtifactError: `.dvc`, `.dvc/tmp` or something in it is one.
+    """
+    temporary = dvc / "tmp"
+    links = [path for path in (dvc, temporary) if path.is_symlink()]
+    if not links:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(temporary) as entries:
+            links = sorted(Path(entry.path) for entry in entries if entry.is_symlink())
+    for link in links:
+        raise ArtifactError(
+            "is a link, and nothing of DVC's is written through one",
+            where=os.path.relpath(link),
+            found=f"a link to {os.readlink(link)}",
+            remedy="remove the link",
+        )
 
 
 def _links(folder: Path | str, names: set[str] | None = None) -> Iterator[Path]:

@@ -25,6 +25,7 @@ _PACKAGES = (
 _SECRET = re.compile(r"(?i)token(?!izer)|secret|passw|credential|key$")
 """Names of environment variables that hold one; `TOKENIZERS_PARALLELISM` holds a word that stands in any settings."""
 _USER_OF_URL = re.compile(r"(\w+://)[^/@\s]+@")
+_ARTIFACTS = Path("artifacts")
 _LONGEST_SETTINGS = 100_000
 """Characters of a params.yaml that are taken along."""
 
@@ -62,8 +63,12 @@ def record(error: BaseException, arguments: Sequence[str]) -> str:
         if not folder.is_dir():
             continue
         try:
-            path = folder / ".crashes" / name if folder.name == "artifacts" else folder / f"hacpo-{name}"
-            path.parent.mkdir(exist_ok=True)
+            path = folder / f"hacpo-{name}"
+            if folder == _ARTIFACTS:
+                path = folder / ".crashes" / name
+                if folder.is_symlink() or path.parent.is_symlink():
+                    continue
+                path.parent.mkdir(exist_ok=True)
             # For its owner alone, and never through a link that somebody left under this name in a shared folder.
             with open(path, "x", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
                 file.write(text)
@@ -74,7 +79,7 @@ def record(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def _folders() -> Iterator[Path]:
-    yield Path("artifacts")
+    yield _ARTIFACTS
     with contextlib.suppress(OSError):  # there may be none that can be written
         yield Path(tempfile.gettempdir())
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts.durability import flush_names, set_aside
+from hacpo.artifacts.links import check_dvc_links
 from hacpo.artifacts.storage import atomic, refusal, refused, remove
 from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
@@ -37,6 +38,7 @@ def project_root(root: Path) -> str:
 
     Raises:
         SettingsError: it lies in none, or in one that DVC cannot use.
+        ArtifactError: one of DVC's files there is none, or a link through which DVC would write.
     """
     from dvc.config import Config
     from dvc.exceptions import DvcException, NotDvcRepoError
@@ -46,6 +48,7 @@ def project_root(root: Path) -> str:
     open_regular_files_alone()
     try:
         repo_root = str(Repo.find_root(str(root)))
+        check_dvc_links(Path(repo_root, Repo.DVC_DIR))
         config = Config(str(Path(repo_root, Repo.DVC_DIR)))
         SCM(repo_root, no_scm=config["core"].get("no_scm", False))
     except NotDvcRepoError:
@@ -70,6 +73,7 @@ class Books:
 
     Raises:
         SettingsError: the project is no DVC repository.
+        ArtifactError: a link lies where DVC writes (`hacpo.artifacts.links`); nothing was written.
     """
 
     def __init__(self, root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import stat
@@ -31,15 +32,21 @@ def open_regular_files_alone() -> None:
 
 
 def refuse_odd(path: Path) -> None:
-    """Refuse a pipe, a socket or a device.
+    """Refuse a pipe, a socket, a device, or links in a circle.
 
     Raises:
         ArtifactError: it is one.
     """
-    with contextlib.suppress(OSError):
+    try:
         mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ArtifactError("is no regular file", where=os.path.relpath(path), remedy="put a file in its place")
+    except OSError as error:  # what else is wrong is said by whoever opens it
+        if error.errno == errno.ELOOP:
+            raise ArtifactError(
+                "is a link that leads in a circle", where=os.path.relpath(path), remedy="remove the link"
+            ) from None
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ArtifactError("is no regular file", where=os.path.relpath(path), remedy="put a file in its place")
 
 
 @contextmanager

@@ -4,7 +4,8 @@ It is what DVC's own notes rest on, that a file of the same inode, size and modi
 taken once for a step instead of once for a file. A note covers everything that decides whether a step is done: its
 dvc.yaml and dvc.lock, and those of the step before and of the start; every file that its stages read or write, of which
 checkpoints may be pruned later; the objects of DVC's cache that its outputs are; the project's settings of DVC. The
-notes lie beside DVC's own, outside the project: what comes with somebody's files is not believed.
+notes lie beside DVC's own, outside the project: what comes with somebody's files is not believed, and where these files
+say where DVC's notes are (`core.site_cache_dir`), none are kept.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Seen:
 
         repo: Any = books.repo
         self._pipeline = pipeline
-        self._folder = Path(repo.site_cache_dir) / "hacpo" / pipeline.run
+        told = any("site_cache_dir" in repo.config.load_one(level)["core"] for level in repo.config.REPO_LEVELS)
+        self._folder = None if told else Path(repo.site_cache_dir) / "hacpo" / pipeline.run
         self._version = f"{_FORMAT} {__version__} {repo.cache.local.path}"
         self._listed = repo.cache.local.oid_to_path
         dvc = Path(repo.dvc_dir)
@@ -91,13 +93,15 @@ class Seen:
 
     def note(self, name: str, stages: Mapping[Any, int | None], is_current: Callable[[Any], bool]) -> None:
         """Note a step whose stages are all recorded and current; nothing where that is in doubt, or no note can be
-        written.
+        written or would be believed.
 
         Args:
             stages: each with the time (`now`) before it was last compared with its record. Where one of its files is
                 younger, or there is no time, it is compared again.
             is_current: compares a stage with its record.
         """
+        if self._folder is None:
+            return
         texts = self._records(name, stages)
         places = {item.fs_path for stage in stages for item in (*stage.deps, *stage.outs)}
         files = sorted(path for path in places if not any(str(above) in places for above in Path(path).parents))
@@ -134,6 +138,8 @@ class Seen:
             scratch.replace(self._folder / f"{name}.json")
 
     def _read(self, name: str) -> Any:
+        if self._folder is None:
+            return None
         with contextlib.suppress(OSError, ValueError):
             note = load_json(self._folder / f"{name}.json")
             if isinstance(note, dict) and isinstance(note.get("lock"), list):
