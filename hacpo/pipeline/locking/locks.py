@@ -91,6 +91,21 @@ def _driver(folder: Path) -> LeaseState | str:
     return is_held(folder, _DRIVER) or "another process"
 
 
+def refuse_beside_run(layout: Layout) -> None:
+    """Before a run is entered in DVC's list, which keeps the one that works from recording: refuse beside a process of
+    this system that holds the run. `driver_lock` decides of all others.
+
+    Raises:
+        BusyError: another `hacpo run` works on the pipeline.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    with _folder(layout) as folder:
+        while (driver := is_held(folder, _DRIVER)) is not None and driver.local:
+            if time.monotonic() >= deadline:
+                raise BusyError(_BUSY.format(driver), where=folder.parent, remedy="wait for it to end, or stop it")
+            time.sleep(0.05)
+
+
 @contextlib.contextmanager
 def driver_lock(layout: Layout, wait_seconds: float = 600.0, command: str = "hacpo run") -> Iterator[None]:
     """Held by `hacpo run` for its whole life: one run at a time on one pipeline, and no single stage beside it. Other

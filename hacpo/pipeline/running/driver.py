@@ -13,7 +13,7 @@ from hacpo.artifacts.durability import flushing
 from hacpo.artifacts.model_folder import model_files
 from hacpo.errors import ModelError, SettingsError
 from hacpo.pipeline.execution.workers import Workers
-from hacpo.pipeline.locking.locks import driver_lock
+from hacpo.pipeline.locking.locks import driver_lock, refuse_beside_run
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.dvc_files import stamp
@@ -62,6 +62,7 @@ def run_pipeline(
     _check_range(pipeline, "until", until, 0, pipeline.settings.steps)
     _check_models(pipeline)
     jobs = side_by_side(pipeline) if jobs is None else jobs
+    refuse_beside_run(pipeline.layout)
     books = Books(pipeline.root)
     with books.open():
         repairs = repair(pipeline, books)

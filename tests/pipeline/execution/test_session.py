@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hacpo.artifacts.problem_rows import Problem
 from hacpo.pipeline.execution.session import ConsoleProgress, Session
 from hacpo.settings.verification import VerificationSettings
 from hacpo.verifying.verifier import Request, Verifier
@@ -45,7 +46,8 @@ def test_a_function_of_the_users_starts_anew_in_every_stage(tmp_path: Path) -> N
         "calls = 0\ndef score(problem, response, finish_reason):\n    global calls\n    calls += 1\n    return calls\n"
     )
     session = Session(ConsoleProgress())
-    request = Request("a", "text", "stop", "1", {"answer": "1"})
+    problem = Problem("a", "a question", "1", None, None, None, "here")
+    request = Request("a", "text", "stop", "1", problem)
     for _ in range(2):
         with session.verifier(VerificationSettings(reward="counting:score"), tmp_path) as verifier:
             assert [verdict.reward for verdict in verifier.verify([request])] == [1.0]

@@ -257,20 +257,19 @@ def test_a_kill_while_the_cache_is_filled(cli: Cli, finished_copy: Path, monkeyp
 def test_a_kill_before_a_step_made_anew_is_in_the_cache(
     cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import hacpo.pipeline.running.driver as driver
+    from hacpo.pipeline.running.advancing import Walk
 
     retain(finished_copy, "{cache: last}")
     assert cli("prune", RUN).code == 0
     params = Path(RUN, "params.yaml")
     params.write_text(params.read_text().replace("learning_rate: 3.0e-4", "learning_rate: 6.0e-4"))
 
-    def killed(pipeline: object, cache: object, at: int, *_: object, **__: object) -> int:
-        if at == 2:
+    def killed(walk: object, step: int, *_: object, **__: object) -> None:
+        if step == 2:
             raise KeyboardInterrupt
-        return 0
 
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "_retain", killed)
+        patch.setattr(Walk, "_close", killed)
         assert cli("run", RUN, "--jobs", 1, "--yes").code != 0
     assert flagged(finished_copy) == [0]
     assert "not in cache" not in command(finished_copy, *DVC, "status", f"{RUN}/steps/0002/dvc.yaml")
