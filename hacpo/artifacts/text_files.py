@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,14 @@ DEEPEST = 100
 MOST_REPEATED = 100_000
 """Values that the aliases of a YAML file may stand for in all: nine lines of nine aliases make 400 million of one."""
 
+MOST_BITS = 1023
+"""Of a whole number in YAML: what is as large as any float, and far from what Python refuses to spell in digits."""
+
 _DEEP = re.compile(rf"^[ \t?:-]{{{DEEPEST}}}", re.MULTILINE)
 """A line that may begin more lists and mappings than any file here."""
+
+_HALF = re.compile("[\ud800-\udfff]")
+"""What Python holds, and no UTF-8 text does."""
 
 
 class YamlError(ValueError):
@@ -118,17 +125,21 @@ def parse_yaml(text: str) -> Any:
     """The value that YAML 1.2 text stands for: numbers, texts, lists and mappings, no other objects.
 
     Raises:
-        YamlError: it is no YAML, is nested more than `DEEPEST` levels, or its aliases stand for more than
-            `MOST_REPEATED` values or for themselves.
+        YamlError: it is no YAML, is nested more than `DEEPEST` levels, holds a number of more than `MOST_BITS` or a
+            text that no file name or UTF-8 file can hold, or its aliases stand for more than `MOST_REPEATED` values or
+            for themselves.
     """
     from ruamel.yaml import YAML
 
     if _is_plain(text):
         with contextlib.suppress(Exception):  # what is wrong with it, the other reader says
-            value = YAML(typ="safe").load(text)
-            if not _is_deeper(value, DEEPEST - 1):
+            yaml = YAML(typ="safe")
+            yaml.Constructor = _bounded_constructor()
+            value = yaml.load(text)
+            if not is_deeper(value, DEEPEST - 1):
                 return value
     yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _bounded_constructor()
     yaml.Composer = _bounded_composer()
     try:
         return yaml.load(text)
@@ -144,10 +155,34 @@ def _is_plain(text: str) -> bool:
     return "&" not in text and text.count("[") + text.count("{") < DEEPEST and not _DEEP.search(text)
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def is_deeper(value: Any, levels: int) -> bool:
     """Whether lists and mappings lie within each other on more levels."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deeper(item, levels - 1) for item in inner)
+    return levels < 0 or any(is_deeper(item, levels - 1) for item in inner)
+
+
+@cache
+def _bounded_constructor() -> Any:
+    """ruamel's constructor of plain values, without those that stop whoever spells or opens them."""
+    from ruamel.yaml.constructor import ConstructorError, SafeConstructor
+
+    class Bounded(SafeConstructor):
+        def construct_bounded_number(self, node: Any) -> int:
+            value = int(self.construct_yaml_int(node))
+            if value.bit_length() > MOST_BITS:
+                raise ConstructorError(None, None, f"a number of more than {MOST_BITS} bits", node.start_mark)
+            return value
+
+        def construct_bounded_text(self, node: Any) -> str:
+            text = str(self.construct_yaml_str(node))
+            if "\0" in text or _HALF.search(text):
+                what = "a null character" if "\0" in text else "half a character (a lone surrogate)"
+                raise ConstructorError(None, None, f"a text with {what}", node.start_mark)
+            return text
+
+    Bounded.add_constructor("tag:yaml.org,2002:int", Bounded.construct_bounded_number)
+    Bounded.add_constructor("tag:yaml.org,2002:str", Bounded.construct_bounded_text)
+    return Bounded
 
 
 def _bounded_composer() -> Any:

@@ -62,7 +62,7 @@ class Renderer:
         """The text that the template makes of its variables.
 
         Raises:
-            RefusedError: it refuses, fails, or takes more than `SECONDS` or `MEMORY`.
+            RefusedError: it refuses, fails, makes what is no text, or takes more than `SECONDS` or `MEMORY`.
             HacpoError: no process can be started.
         """
         request = {"template": self._template, "variables": dict(variables), "bytes": MEMORY}
@@ -73,7 +73,12 @@ class Renderer:
             raise RefusedError(f"it takes more than {SECONDS:g} s or {MEMORY >> 20} MiB", beyond_bounds=True)
         if "refused" in reply:
             raise RefusedError(reply["refused"], beyond_bounds=reply["beyond_bounds"])
-        return str(reply["text"])
+        text = str(reply["text"])
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RefusedError("it makes half a character (a lone surrogate)") from None
+        return text
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:

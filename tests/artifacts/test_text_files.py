@@ -46,6 +46,14 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MERGES.encode(), "its aliases stand for more than 100000 values"),
         (b"agents: &all [*all]", "an alias stands for what it is a part of"),
         (b"seed: " + b"9" * 5000, "params.yaml: not valid YAML: Exceeds the limit"),
+        *[
+            (name + b": 0x" + b"f" * 6000, "params.yaml:1: not valid YAML: a number of more than 1023 bits")
+            for name in (b"steps", b"learning_rate", b"- recipe")
+        ],
+        (b"steps: 0o" + b"7" * 20_000, "params.yaml:1: not valid YAML: a number of more than 1023 bits"),
+        (rb'extends: "a\0b"', "params.yaml:1: not valid YAML: a text with a null character"),
+        (rb'"\0": 1', "params.yaml:1: not valid YAML: a text with a null character"),
+        (rb'extends: "\ud800"', "params.yaml:1: not valid YAML: a text with half a character"),
         (b"seed: 2024-99-99", "params.yaml: not valid YAML: month must be in 1..12"),
         ("seed: 1\nsteps: 2 # né".encode("latin-1"), "params.yaml:2: not valid YAML: no UTF-8 text"),
         ("seed: 1".encode("utf-16"), "params.yaml:1: not valid YAML: no UTF-8 text"),
@@ -114,6 +122,7 @@ def test_what_is_within_the_bounds_is_read() -> None:
     assert parse_yaml("a: " + "[" * 98 + "1" + "]" * 98)
     with pytest.raises(YamlError) as refused:
         parse_yaml("\n\na: " + "[" * 99 + "1" + "]" * 99)
+    assert parse_yaml(hex(2**1023 - 1)) == 2**1023 - 1
     assert refused.value.line == 3
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 100_000)

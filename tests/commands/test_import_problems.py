@@ -499,6 +499,50 @@ def test_a_list_of_texts_that_a_dictionary_multiplies_is_read_within_bounds(
     assert "bomb.parquet: is more than 2 GiB unpacked" in result.error
 
 
+def alike(count: int) -> pa.DictionaryArray:
+    """One text of 1 KB, `count` times."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * 1000]))
+
+
+BY_ROW = [*range(5001)]
+MULTIPLIED = {
+    "text": alike(5000),
+    "list": pa.ListArray.from_arrays(BY_ROW, alike(5000)),
+    "struct": pa.StructArray.from_arrays([alike(5000)], ["content"]),
+    "map": pa.MapArray.from_arrays(BY_ROW, pa.array(["key"] * 5000), alike(5000)),
+    "lists of structs": pa.ListArray.from_arrays(BY_ROW, pa.StructArray.from_arrays([alike(5000)], ["content"])),
+}
+"""Columns of 5 MB that stay dictionaries of 1 KB where Arrow reads them."""
+
+
+@pytest.mark.parametrize("kind", MULTIPLIED)
+def test_a_dictionary_counts_as_often_as_its_texts_are_meant(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from hacpo.data.importing import formats, parquet_rows
+
+    table = pa.table({"question": [f"{n}?" for n in range(5000)], "answer": ["2"] * 5000, "x": MULTIPLIED[kind]})
+    pq.write_table(table, "bomb.parquet")
+    monkeypatch.setattr(formats, "try_parquet", lambda path: None)
+    monkeypatch.setattr(parquet_rows, "MOST_BYTES", 1 << 23)
+    assert cli("import", "mine", "--from", "bomb.parquet", "--split", "train").code == 0
+    monkeypatch.setattr(parquet_rows, "MOST_BYTES", 1 << 22)
+    result = cli("import", "more", "--from", "bomb.parquet", "--split", "train")
+    assert result.code == 5
+    assert "bomb.parquet: is more than 0 GiB unpacked" in result.error
+
+
+@pytest.mark.parametrize("column", ["answer", "solution", "unneeded"])
+@pytest.mark.parametrize("depth", [101, 900])
+def test_lists_within_lists_are_refused_in_one_line(cli: Cli, column: str, depth: int) -> None:
+    deep = "[" * depth + "2" + "]" * depth
+    Path("mine.jsonl").write_text(f'{{"question": "1+1?", "solution": "2", "{column}": {deep}}}\n')
+    result = cli("import", "mine", "--from", "mine.jsonl", "--split", "train")
+    assert result.code == 5
+    assert "mine.jsonl:1: nested more than 100 levels deep" in result.error
+    assert len(result.error.splitlines()) == 1
+
+
 @pytest.mark.parametrize("unneeded", ["x", "answer"])
 def test_a_list_of_millions_in_a_small_file_is_refused_before_it_is_read(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, unneeded: str

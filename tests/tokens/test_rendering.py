@@ -78,6 +78,7 @@ END = "{% endfor %}"
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ raise_exception('no system') }}", "no system"),
         ("{% if %}", "Expected an expression"),
+        ('{{ "\\ud800" }}', "half a character"),
     ],
 )
 def test_a_hostile_template_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch, template: str, why: str) -> None:

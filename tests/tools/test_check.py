@@ -577,3 +577,12 @@ def test_a_model_of_several_pairs_is_the_same_one_at_a_pinned_commit() -> None:
             assert len(agent.revision or "") == 40
     assert len(agents) == 7
     assert len({agent.model for agent in agents.values()}) == 7
+
+
+def test_a_template_that_makes_half_a_character_is_one_line(project: Path, models: Path, cli: Cli) -> None:
+    shutil.copytree(models / "ada", project / "half")
+    (project / "half" / "chat_template.jinja").write_text('{{ "\\ud800" }}')
+    write(project, {"agents": {"ada": {"model": "half"}}})
+    code, said = lines(cli, RUN, "--elsewhere")
+    assert code != 70
+    assert [line for line in said if "half a character" in line]

@@ -230,7 +230,10 @@ POLICY: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         "f'": (["f'"], ["f"]),
         "2^{n+1}": (["2^(n+1)", r"2\cdot 2^n"], ["2^n+1"]),
         r"\ln 2": ([r"\ln(2)"], [r"\log 2"]),
-        "2": ([r"\log 100", r"\log_2 4", r"\sqrt[3]{8}", r"\lfloor 2.7 \rfloor"], [r"\ln 100"]),
+        "2": (
+            [r"\log 100", r"\log_2 4", r"\sqrt[3]{8}", r"\lfloor 2.7 \rfloor", "[2]", r"\{2\}", "((2))", "2\t\n"],
+            [r"\ln 100", "2\0", "\x1b2", "[[2]]", r"\{\{2\}\}", r"\left[ [[2]] \right]"],
+        ),
         "10": ([r"\binom{5}{2}", r"{5 \choose 2}", r"\binom52 = 10"], [r"\binom{5}{1}"]),
         "x": ([], [r"\sqrt{x^2}", "y"]),
         r"\frac{1}{3} E_{1}": ([r"\frac{E_1}{3}"], [r"\frac{E_2}{3}"]),

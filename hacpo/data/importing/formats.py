@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hacpo.artifacts.text_files import parse_json
+from hacpo.artifacts.text_files import DEEPEST, is_deeper, parse_json
 from hacpo.data.importing.parquet_rows import read_parquet
 from hacpo.data.importing.trial import try_parquet
 from hacpo.errors import DataError, MissingInputError
@@ -67,6 +67,8 @@ def _json(path: Path) -> Rows:
 def _parsed(text: str, where: object) -> Any:
     try:
         value = parse_json(text)
+        if is_deeper(value, DEEPEST):  # Arrow reads no Parquet file that is
+            raise DataError(f"nested more than {DEEPEST} levels deep", where=where)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hacpo.errors import DataError, first_line
@@ -15,6 +16,8 @@ MOST_BYTES = 1 << 31
 
 _BYTES_PER_VALUE = 32
 """Of a number as an object of Python's, with its place in a list; as few bytes of a file make millions of them."""
+
+_LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.ListViewArray, pa.LargeListViewArray)
 
 
 class TooLargeError(DataError):
@@ -44,16 +47,34 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
             if sum(chunks) > MOST_BYTES:
                 raise TooLargeError(path)
             # A value outside lists is no larger than its chunk, so that no batch is much larger than what is allowed.
-            for batch in file.iter_batches(max(1, min(1024, MOST_BYTES // max([1, *chunks])))):
-                size += batch.nbytes
+            at_once = max(1, min(1024, MOST_BYTES // max([1, *chunks])))
+            for batch in file.iter_batches(at_once):
+                size += sum(map(_unpacked_size, batch.columns))
                 if size > MOST_BYTES:
                     raise TooLargeError(path)
+            for batch in file.iter_batches(at_once):
                 rows += batch.to_pylist()
     except MemoryError:  # Arrow's is one of its own errors, too
         raise
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"not readable as Parquet: {first_line(error)}", where=path) from None
     return rows
+
+
+def _unpacked_size(array: pa.Array) -> int:
+    """Bytes of an array whose every value stands on its own: a dictionary's are counted each time one is meant."""
+    if isinstance(array, pa.ExtensionArray):
+        return _unpacked_size(array.storage)
+    if isinstance(array, pa.DictionaryArray):
+        lengths = pc.binary_length(array.dictionary)  # Parquet has dictionaries of texts and bytes alone
+        return int(array.indices.nbytes) + (pc.sum(lengths.take(array.indices)).as_py() or 0)
+    if isinstance(array, pa.StructArray):
+        return sum(map(_unpacked_size, array.flatten()))
+    if isinstance(array, pa.MapArray):
+        array = array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field])))
+    if isinstance(array, _LISTS):
+        return len(array) * _BYTES_PER_VALUE + _unpacked_size(array.flatten())
+    return int(array.nbytes)
 
 
 def _chunk_sizes(metadata: pq.FileMetaData) -> list[int]:

@@ -32,6 +32,9 @@ _NAME = re.compile(r"(?:\\[a-zA-Z]+|[a-zA-Z|/:,'{}()\s]|\^\\circ)+")
 _NO_NAME = re.compile(
     r"\\(?:sqrt|log|ln|exp|pi|infty|times|cdot|cup|cap|binom|sum|prod|int|lim|begin|mathbb|neg|lnot|not)(?![a-zA-Z])"
 )
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
+"""Control characters that are no white space: the library does not see them."""
+_BRACKETS = re.compile(r"[\[({,;]|\\begin")
 _EVALUATED = re.compile(r"\\(?:lim|sum|prod|int)(?![a-zA-Z])")
 
 
@@ -44,8 +47,19 @@ def equivalent(answer: str, gold: str) -> bool:
     """
     if answer.strip() == gold.strip():  # even where there is nothing to compare: layout alone, or a full stop
         return bool(gold.strip())
+    if _CONTROL.search(answer):
+        return False
     answer, gold = tidy(answer), tidy(gold)
+    if _nests_lists(answer) and not _BRACKETS.search(gold):
+        return False
     return any(_same(ours, theirs) for theirs in _readings(gold, answer) for ours in _readings(answer, gold))
+
+
+def _nests_lists(text: str) -> bool:
+    """Whether all of a text is a list or set of nothing but a list or set."""
+    outer = enclosing(text)
+    inner = enclosing(outer[1]) if outer else None
+    return outer is not None and inner is not None and {outer[0], inner[0]} <= {"[", r"\{"}
 
 
 def _is_grouped(text: str) -> bool:
