@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows
 from hacpo.algorithm.group_advantage import step_advantages
+from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.algorithm.trace import trace_columns
 from hacpo.algorithm.updates import shuffle_seed, update_slots
 from hacpo.artifacts import parquet, storage, tables
@@ -41,7 +42,6 @@ from hacpo.pipeline.records.dvc_files import stamp
 from hacpo.settings import params as settings_of
 from hacpo.tools.audit.lists import ListColumn
 from hacpo.tools.audit.pools import PoolOrder
-from hacpo.tools.audit.responses import response_ids
 
 AGENTS = ("ada", "bo")
 GROUP = 8
@@ -166,7 +166,7 @@ class Maker:
         logprobs = -self.random.exponential(0.7, int(lengths.sum())).astype(np.float32)
         tokens = self.random.integers(5, 4000, len(logprobs), dtype=np.int32)
         columns = {
-            "rollout_id": response_ids(step, agent, ids, GROUP),
+            "rollout_id": rollout_ids(step, agent, ids, GROUP),
             "step": pa.array(np.full(count, step), pa.int32()),
             "agent": pa.repeat(agent, count),
             "problem_id": problem_ids,

@@ -163,7 +163,7 @@ def test_a_launcher_that_starts_one_process_is_found_out(finished_copy: Path, cl
     command = f"{sys.executable} -m accelerate.commands.launch --cpu --num_processes {{processes}} --num_machines 1"
     params.write_text(params.read_text() + f"launcher: {{processes: 2, command: {command!r}}}\n")
     result = cli(*UPDATE, "--out", tmp_path / "out")
-    assert result.code == 1
+    assert result.code == 2
     assert "wrong number of processes (expected 2 (processes x nodes), found 1)" in result.error
 
 

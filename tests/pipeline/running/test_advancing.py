@@ -115,7 +115,8 @@ def test_nothing_made_of_what_cannot_be_recorded_is_recorded(
     assert stopped.code == 1
     assert "changed while the stage ran" in stopped.error
     assert not {"generate@bo", "verify@bo", "pool@ada", "advantage"} & set(recorded)
-    assert "generate@bo" not in Path(RUN, "steps/0001/dvc.lock").read_text()
+    lock = Path(RUN, "steps/0001/dvc.lock")
+    assert not lock.exists() or "generate@bo" not in lock.read_text()
     monkeypatch.undo()
     monkeypatch.chdir(project)
     assert cli("run", RUN).code == 0
