@@ -106,12 +106,13 @@ class Maker:
         """Data, schedule and prompts; returns every step's rows."""
         name = self.settings.data.train
         rows = problems.load(name, self.settings.data.sets[name], self.pipeline.root)
-        columns = parquet.to_arrow(tables.PROBLEMS, rows)
+        columns = parquet.to_arrow(tables.PROBLEMS, [vars(row) for row in rows])
         self.write(
             self.layout.problems(name), tables.PROBLEMS, _columns(columns), "prepare", ("seed", "steps", "batch")
         )
         prompts = self.settings.batch.prompts
-        schedule = problems.schedule(rows, steps=self.settings.steps, prompts=prompts, seed=self.settings.seed)
+        scheduled = problems.schedule(rows, steps=self.settings.steps, prompts=prompts, seed=self.settings.seed)
+        schedule = [vars(row) for row in scheduled]
         self.write(
             self.layout.schedule, tables.SCHEDULE, _columns(parquet.to_arrow(tables.SCHEDULE, schedule)), "prepare"
         )
