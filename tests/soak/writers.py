@@ -59,7 +59,7 @@ COMMANDS = {
     "repro": Command((), (0,), (_DVC_FAILED,)),
     "plan": Command(("plan", PIPELINE), (0,), (_BUSY,)),
     "status": Command(("status", PIPELINE), (0,), writes=False),
-    "audit": Command(("audit", PIPELINE), (0,), (1,), writes=False),
+    "audit": Command(("audit", PIPELINE), (0, 2), (1,), writes=False),  # 2: nothing is made yet
     "repair": Command(("repair", PIPELINE), (0,), (_BUSY,)),
     "resolve": _stage("resolve"),
     "generate": _stage("generate", "--step", "{step}", "--agent", "ada"),
