@@ -129,7 +129,7 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
     plan = plan_updates(pool.table, updates=2, order="mixed", seed=None)
     algorithm = AlgorithmSettings.model_validate({**RECIPES["gspo"], "recipe": "gspo"})
     dtype = getattr(torch, case["dtype"])
-    with joined(LauncherSettings(), torch.device("cpu"), shards=dtype != torch.float32) as world:
+    with joined(LauncherSettings(), torch.device("cpu"), fsdp=dtype != torch.float32) as world:
         before = _resident()
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
         trainer = Trainer(model, 0, algorithm, settings, 1.0, world=world, dtype=dtype)

@@ -87,7 +87,7 @@ def _trained(architecture: str, device: str, dtype: Any) -> tuple[list[float], f
     shards = dtype != torch.float32
     place = torch.device(device)
     rows = [_row(number) for number in range(16)]
-    with joined(LauncherSettings(), place, shards=shards) as world:
+    with joined(LauncherSettings(), place, fsdp=shards) as world:
         trainer = Trainer(
             model if shards else model.to(place),
             0,

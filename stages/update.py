@@ -42,10 +42,9 @@ def update(stage: Stage) -> None:
     loss = settings.algorithm.loss
     pool = _pool(stage)
     dtype = getattr(torch, settings.engine.dtype)
-    fsdp = launcher.world_size > 1 or dtype != torch.float32  # it shards, and holds bfloat16's float32 masters
     device = resolve_device(settings.engine)
-    with repeatable_kernels(device), joined(launcher, device, fsdp=fsdp, dtype=dtype) as world:
-        pad_token_id, model, initial = _models(stage, before, fsdp=fsdp, leads=world.leads)
+    with repeatable_kernels(device), joined(launcher, device, fsdp=settings.fsdp, dtype=dtype) as world:
+        pad_token_id, model, initial = _models(stage, before, leads=world.leads)
         trainer = Trainer(
             model,
             pad_token_id,
@@ -78,7 +77,7 @@ def update(stage: Stage) -> None:
             trainer.save(checkpoint / "trainer")
             policy = stage.note_policy(checkpoint)
             stage.write(tables.TRACE, trace)
-    if stage.in_place and not fsdp:
+    if stage.in_place and not settings.fsdp:
         stage.session.models.keep(agent, policy, settings.engine, model)
     stage.metrics |= metrics
     stage.metrics |= {"updates": len(plan.rows), "tokens": sum(pool.table["learner_tokens"].to_pylist())}
@@ -120,7 +119,7 @@ def _optimizer_state(stage: Stage, before: Path) -> Path | None:
     return None
 
 
-def _models(stage: Stage, before: Path, *, fsdp: bool, leads: bool) -> tuple[int, Any, Any]:
+def _models(stage: Stage, before: Path, *, leads: bool) -> tuple[int, Any, Any]:
     """Filler token, model to train and the initial one of a KL penalty; models None where the first process has them.
 
     Args:
@@ -136,7 +135,7 @@ def _models(stage: Stage, before: Path, *, fsdp: bool, leads: bool) -> tuple[int
         before,
         stage.settings.engine,
         stage.made_by(CHECKPOINT, step=stage.step - 1),
-        fsdp=fsdp,
+        fsdp=stage.settings.fsdp,
     )
     if not leads:
         return tokenizer.pad_token_id, None, None

@@ -159,6 +159,12 @@ class Settings(Section):
         loss = self.algorithm.loss
         return loss.minibatch_order == "balanced" or loss.ranks > 1
 
+    @property
+    def fsdp(self) -> bool:
+        """Whether FSDP holds the model that is trained: several processes share it, or it has bfloat16's float32
+        masters."""
+        return self.launcher.world_size > 1 or self.engine.dtype != "float32"
+
     def evaluated(self, step: int) -> bool:
         """Whether the agents are evaluated after `step`: at the start, every so many steps, and at the end."""
         return step % self.evaluation.every == 0 or step == self.steps

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import PARAMS, ROOT, Cli
 from hacpo.errors import SettingsError
-from hacpo.pipeline.catalogue import STAGES
+from hacpo.pipeline.catalogue import STAGES, UPDATE
 from hacpo.settings import params as settings_of
 from hacpo.settings.document import document
 from hacpo.settings.recipes import RECIPES
@@ -141,6 +141,16 @@ def test_a_stage_sees_only_what_it_declares(tmp_path: Path, stage: str) -> None:
                 assert getattr(seen, name) == getattr(full, name)
 
     check(view, declared, settings)
+
+
+@pytest.mark.parametrize(
+    ("override", "fsdp"), [("seed=1", False), ("engine.dtype=bfloat16", True), ("launcher.processes=2", True)]
+)
+def test_whether_fsdp_holds_the_model_follows_from_what_update_declares(
+    tmp_path: Path, override: str, fsdp: bool
+) -> None:
+    settings = settings_of.load(write(tmp_path, PARAMS), [override])
+    assert settings.fsdp is settings_of.restrict(settings, UPDATE.settings, "ada").fsdp is fsdp
 
 
 def test_settings_page_is_current() -> None:

@@ -30,8 +30,8 @@ class Trainer:
     """A policy and its optimizer.
 
     Args:
-        model: the learner's model with the weights of the previous step; changed in place. Float32 where `dtype` or
-            several processes shard it. None on the processes that get their part of it from the first one.
+        model: the learner's model with the weights of the previous step; changed in place. Float32 where FSDP
+            holds it. None on the processes that get their part of it from the first one.
         pad_token_id: filler, never scored.
         temperature: log-probabilities are taken at the sampling temperature.
         initial_model: of the KL penalty; None without one, and on the processes that get it from the first one.
@@ -59,7 +59,7 @@ class Trainer:
             self.model = empty_copy(whole, self.world)
         self.model.eval()  # no dropout: a ratio compares policies, not masks
         self.policy = Policy(self.model)
-        if self.fsdp:
+        if self.world.fsdp:
             shard(self.policy, self.world, self.device, self.dtype)
         if self.world.size > 1:
             fill(self.model, whole, self.device)
@@ -68,11 +68,6 @@ class Trainer:
                 fill(self.initial_model, initial, self.device)
         self.optimizer = Optimizer(self.policy.trained(), self.settings, masters=self.dtype != torch.float32)
         self.initial = None if self.initial_model is None else Policy(self.initial_model)
-
-    @property
-    def fsdp(self) -> bool:
-        """Whether the model is in FSDP's hands."""
-        return self.world.size > 1 or self.dtype != torch.float32
 
     def train(
         self, plan: UpdatePlan, pool: TrainingPool, on_progress: Callable[..., None] | None = None
@@ -208,7 +203,7 @@ class Trainer:
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
         """Every weight put together, on the CPU of the first process, as checkpoints hold them; None where the model
         itself is whole, and on the other processes."""
-        if not self.fsdp:
+        if not self.world.fsdp:
             return None
         whole = {name: value for name, value in weights(self.model, self.dtype) if self.world.leads}
         return whole if self.world.leads else None

@@ -32,12 +32,14 @@ class World:
         rank: from 0; process 0 leads and writes.
         size: processes in all.
         replicas: copies of the model, each sharded over size / replicas processes.
+        fsdp: FSDP holds the model that they train (`Settings.fsdp`).
         reshard: let go of a layer's gathered weights between its forward and its backward pass.
     """
 
     rank: int = 0
     size: int = 1
     replicas: int = 1
+    fsdp: bool = False
     reshard: bool = True
 
     @property
@@ -93,12 +95,12 @@ def joined(
             yield world
         return
     if not fsdp or dist.is_initialized():  # by vLLM, in this process
-        yield World()
+        yield World(fsdp=fsdp)
         return
     backend = _BACKENDS[device.type]
     dist.init_process_group(backend, timeout=_PATIENCE, store=HashStore(), rank=0, world_size=1)
     try:
-        yield World()
+        yield World(fsdp=fsdp)
     finally:
         dist.destroy_process_group()
 
@@ -133,7 +135,10 @@ def _accelerated(here: Place, launcher: LauncherSettings, device: torch.device, 
             remedy="whatever starts them sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
         )
     # After an error parting would wait for processes that wait for this one; whoever started them ends them.
-    yield World(here.rank, here.size, launcher.replicas, reshard=plugin is None or plugin.reshard_after_forward)
+    # Several processes share the model: FSDP has it.
+    yield World(
+        here.rank, here.size, launcher.replicas, fsdp=True, reshard=plugin is None or plugin.reshard_after_forward
+    )
     accelerator.end_training()
 
 

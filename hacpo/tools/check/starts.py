@@ -72,12 +72,8 @@ def _layers(pipeline: Pipeline, name: str) -> None:
 
 
 def _splits(settings: Settings) -> bool:
-    """Whether an update takes the model apart into its layers: sharded, under master weights, or recomputed."""
-    return (
-        settings.launcher.world_size > 1
-        or settings.engine.dtype != "float32"
-        or settings.optimizer.gradient_checkpointing
-    )
+    """Whether an update takes the model apart into its layers: for FSDP, or to recompute activations."""
+    return settings.fsdp or settings.optimizer.gradient_checkpointing
 
 
 def _template(pipeline: Pipeline, name: str) -> None:

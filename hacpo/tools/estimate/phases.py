@@ -19,11 +19,6 @@ from hacpo.tools.estimate.shapes import ModelShape
 from hacpo.tools.estimate.throughput import Hardware
 
 
-def is_sharded(settings: Settings) -> bool:
-    """Whether FSDP holds the trained model: over several processes, and under bfloat16 for its float32 masters."""
-    return settings.launcher.world_size > 1 or settings.engine.dtype != "float32"
-
-
 def sampling_engine(settings: Settings, *, on_gpu: bool) -> str:
     """What samples: as the settings say; under `auto` vLLM on a GPU, as if it were installed there."""
     if settings.engine.name != "auto":
@@ -77,7 +72,7 @@ def phases(
         batch,
         dtype=dtype,
         shards=launcher.world_size // launcher.replicas,
-        wrapped=is_sharded(settings),
+        wrapped=settings.fsdp,
         trained=trained,
         frozen=shape.parameters if adapted else 0,
         checkpointing=optimizer.gradient_checkpointing,

@@ -13,7 +13,7 @@ from hacpo.tools.estimate.disk import Disk
 from hacpo.tools.estimate.known_models import agent_shape
 from hacpo.tools.estimate.lengths import ASSUMED_SHARE, Lengths, Measured, Problems, look_at, measure, prompt_tokens
 from hacpo.tools.estimate.memory import KNOWN_ARCHITECTURES, Batch, Part, total
-from hacpo.tools.estimate.phases import is_sharded, phases, sampling_engine
+from hacpo.tools.estimate.phases import phases, sampling_engine
 from hacpo.tools.estimate.shapes import ModelShape
 from hacpo.tools.estimate.throughput import Hardware, Seconds, Speeds, agent_seconds, measured_speeds
 from hacpo.tools.estimate.workload import Work, workload
@@ -157,7 +157,7 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
             training=training[agent],
             memory=parts,
             micro_batch=batch,
-            host=4.0 * shapes[agent].parameters if is_sharded(settings) else 0.0,
+            host=4.0 * shapes[agent].parameters if settings.fsdp else 0.0,
             flops=agent_flops(settings, shapes[agent], work.agents[agent]),
             seconds=None if speeds is None else agent_seconds(speeds, work.agents[agent]),
             speeds=measured_speeds(work.agents[agent], measured[agent]),
