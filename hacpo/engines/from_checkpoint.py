@@ -15,14 +15,14 @@ from hacpo.artifacts.model_folder import check_checkpoint
 from hacpo.artifacts.weights import policy_hash, whole_model
 from hacpo.engines.cache import ModelCache
 from hacpo.engines.interface import Sampler, Scorer
-from hacpo.engines.models.checkpoint import load_model, resolve_device
+from hacpo.engines.models.checkpoint import load_model
 from hacpo.engines.training.processes import leads
 from hacpo.engines.transformers import TransformersEngine
 from hacpo.engines.vllm.refusals import check_vllm, installed_build, this_machine
 from hacpo.engines.vllm.servers import server_of
 from hacpo.engines.vllm.warm_engine import Resident
 from hacpo.errors import MissingInputError
-from hacpo.settings.engine import EngineSettings
+from hacpo.settings.engine import VLLM_ENGINES, EngineSettings, sampling_engine
 from hacpo.tokens.tokenizers import ChatTokenizer
 
 
@@ -141,7 +141,6 @@ def open_engine(
 
 
 def samples_with_vllm(settings: EngineSettings) -> bool:
-    """Whether vLLM samples: where it is asked for, and under `auto` on a GPU on which it is installed."""
-    if settings.name != "auto":
-        return settings.name in ("vllm", "vllm_server")
-    return resolve_device(settings).type == "cuda" and installed_build() == "gpu"
+    """Whether vLLM samples on this machine."""
+    on_gpu = torch.cuda.is_available()
+    return sampling_engine(settings, on_gpu=on_gpu, vllm=installed_build()) in VLLM_ENGINES

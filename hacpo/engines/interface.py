@@ -52,6 +52,10 @@ class SamplingParameters:
         return self.temperature > 0 and (self.top_p < 1 or self.top_k is not None)
 
 
+VLLM_SECONDS = "vllm_seconds"
+"""Key, among a stage's metrics, of how long vLLM took to start or to load weights: no other engine's stage has it."""
+
+
 @dataclass(frozen=True)
 class SampledResponse:
     """One drawn response.

@@ -78,6 +78,23 @@ class EngineSettings(Section):
         return self
 
 
+VLLM_ENGINES = ("vllm", "vllm_server")
+"""The engines that are vLLM, in a stage's own process or behind a server."""
+
+
+def sampling_engine(engine: EngineSettings, *, on_gpu: bool, vllm: Literal["cpu", "gpu"] | None) -> str:
+    """What samples on a machine: as the settings say; under `auto` vLLM where there are a GPU and its build for
+    GPUs, else transformers.
+
+    Args:
+        on_gpu: whether the machine has one.
+        vllm: the build that is installed; None: neither.
+    """
+    if engine.name != "auto":
+        return engine.name
+    return "vllm" if on_gpu and engine.device != "cpu" and vllm == "gpu" else "transformers"
+
+
 class LauncherSettings(Section):
     """Processes that compute one agent's update together."""
 

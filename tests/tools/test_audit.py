@@ -288,6 +288,25 @@ def test_further_columns_and_metrics_are_no_finding(sandbox: Sandbox) -> None:
     assert run().findings == []
 
 
+def test_what_sampled_under_auto_is_what_the_metrics_say(sandbox: Sandbox) -> None:
+    """The run's machine may have had a GPU: its stages' metrics say which of them sampled with vLLM."""
+    unlocked(sandbox)
+    sandbox.replace(sandbox.pipeline / "params.yaml", "device: cpu", "device: auto")
+    sandbox.replace(sandbox.artifacts / "settings.json", '"device": "cpu"', '"device": "auto"')
+    for shard in sandbox.artifacts.rglob("*.parquet"):
+        content = pq.read_table(shard)
+        metadata = {key: value.replace(b'"cpu"', b'"auto"') for key, value in content.schema.metadata.items()}
+        pq.write_table(content.replace_schema_metadata(metadata), shard, compression="zstd", write_page_checksum=True)
+    assert run().findings == []
+    sandbox.edit("rollouts/step=0001/agent=ada", "sampler_logprobs", lambda values: [values[0] - 0.1, *values[1:]])
+    assert "rollouts" in {check for check, *_ in found(run())}
+    path = sandbox.artifacts / "metrics/generate/step=0001/ada.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vllm_seconds": 0.5}))
+    result = run()
+    assert {check for check, *_ in found(result)} == {"metrics"}
+    assert any("sampler_logprobs against logprobs" in what for what, _ in result.skipped)
+
+
 def test_what_no_stage_makes_is_found(sandbox: Sandbox) -> None:
     unlocked(sandbox)
     places = [

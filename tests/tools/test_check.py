@@ -379,6 +379,26 @@ def test_a_gpu_that_is_not_there_is_said_where_the_run_will_be(
     )
 
 
+def test_under_auto_vllm_is_asked_only_where_it_would_sample(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hacpo.engines.vllm.refusals import Machine
+
+    vllm = {"tensor_parallel": 4, "max_model_len": 64}
+    benchmarks = {"heldout": {"max_new_tokens": 80}}
+    write(project, {"engine": {"device": "auto", "vllm": vllm}, "evaluation": {"benchmarks": benchmarks}})
+    for build, gpus, concerned in ((None, 0, False), ("cpu", 0, False), ("gpu", 0, False), ("gpu", 4, True)):
+        machine = Machine(vllm=build, gpus=gpus, capability=(9, 0), cores=2, memory_gib=64)
+        monkeypatch.setattr("torch.cuda.is_available", lambda gpus=gpus: gpus > 0)
+        monkeypatch.setattr("hacpo.tools.check.machine.this_machine", lambda machine=machine: machine)
+        monkeypatch.setattr("hacpo.tools.check.machine.installed_build", lambda machine=machine: machine.vllm)
+        code, said = lines(cli, RUN)
+        assert (code, len(said)) == ((1, 4) if concerned else (0, 1)), said
+        assert all("engine.vllm" in line for line in said) is concerned
+    code, said = lines(cli, RUN, "--elsewhere")  # there vLLM may be
+    assert (code, len(said)) == (1, 4)
+
+
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch, project: Path, cli: Cli) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hacpo.engines.interface import Sampler, Scorer
+from hacpo.engines.interface import VLLM_SECONDS, Sampler, Scorer
 from hacpo.engines.models.merge import merged_folder
 from hacpo.errors import HacpoError, ModelError
 from hacpo.settings.engine import EngineSettings
@@ -81,7 +81,7 @@ class Resident:
         Raises:
             ModelError: vLLM does not start, or disagrees with the training stack even after a fresh start.
         """
-        self.metrics = {"vllm_starts": 0, "vllm_reloads": 0, "vllm_seconds": 0.0}
+        self.metrics = {"vllm_starts": 0, "vllm_reloads": 0, VLLM_SECONDS: 0.0}
         if self.engine is not None and self.policy == policy:
             return self.engine
         self.policy = ""  # not known while its weights are being replaced
@@ -91,7 +91,7 @@ class Resident:
             if not difference <= TOLERANCE[self.settings.dtype]:
                 difference = self._started(whole, tokenizer, scorer)
         self.policy = policy
-        self.metrics |= {"vllm_seconds": round(time.perf_counter() - begun, 3), "vllm_probe_difference": difference}
+        self.metrics |= {VLLM_SECONDS: round(time.perf_counter() - begun, 3), "vllm_probe_difference": difference}
         assert self.engine is not None
         return self.engine
 

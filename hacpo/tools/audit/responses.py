@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.algorithm.sampler_correction import effective_sample_size
 from hacpo.artifacts import tables
-from hacpo.engines.interface import FinishReason
-from hacpo.pipeline.catalogue import maker_of
+from hacpo.engines.interface import VLLM_SECONDS, FinishReason
+from hacpo.pipeline.catalogue import StageSpec, maker_of
+from hacpo.pipeline.noted import stage_metrics
+from hacpo.settings.engine import sampling_engine
 from hacpo.tokens.stopping import first_stop
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
@@ -144,7 +146,7 @@ def check_rollouts(run: AuditRun, batch: Batch, agent: str, drawn: Drawn) -> Res
     responses = _responses(run, rows, finish)
     _check_tokens(run, rows, responses, finish, agent, group)
     _check_stop_strings(run, rows, responses, agent)
-    _check_logprobs(run, rows, responses)
+    _check_logprobs(run, rows, responses, _sampled_with(run, maker_of(drawn.rollouts), step, agent))
     check_support(run, rows, responses.tokens, responses.support_logprob, agent)
     policy = run.policy(step - 1, agent)
     if policy is None and (pruned := run.pruned.get(agent, {}).get(step - 1)) is not None:
@@ -237,7 +239,14 @@ def _check_stop_strings(run: AuditRun, rows: Rows, responses: Responses, agent: 
     rows.require("rollouts", "stop_string", same, wanted, note="what ended the text, if that was no EOS")
 
 
-def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
+def _sampled_with(run: AuditRun, stage: StageSpec, step: int, agent: str) -> str:
+    """What sampled a stage's responses. Under `auto` its metrics tell, as the run's machine need not be this one; where
+    they cannot be read it may have been vLLM."""
+    metrics = stage_metrics(run.layout, stage, step, agent)
+    return sampling_engine(run.settings.engine, on_gpu=not metrics or VLLM_SECONDS in metrics, vllm="gpu")
+
+
+def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses, sampled_with: str) -> None:
     """As many as tokens, finite, not positive, and alike on both sides where only rounding parts them."""
     lengths = responses.tokens.lengths
     for column, logprobs in (("logprobs", responses.logprobs), ("sampler_logprobs", responses.sampler_logprobs)):
@@ -248,9 +257,7 @@ def _check_logprobs(run: AuditRun, rows: Rows, responses: Responses) -> None:
         if not good.all():
             fine = ListColumn(logprobs.lengths, good).all_true()
             rows.require("rollouts", column, fine, "finite numbers not above 0", shown=logprobs)
-    engine = run.settings.engine
-    on_transformers = engine.name == "transformers" or (engine.name == "auto" and engine.device == "cpu")
-    if not (on_transformers and engine.dtype == "float32"):
+    if sampled_with != "transformers" or run.settings.engine.dtype != "float32":
         run.skip(
             "sampler_logprobs against logprobs", "only transformers in float32 must give the same but for rounding"
         )

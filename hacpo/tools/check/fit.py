@@ -11,7 +11,7 @@ from hacpo.engines.vllm.servers import server_url
 from hacpo.errors import HacpoError
 from hacpo.pipeline.execution.accelerating import accelerate_command
 from hacpo.settings.agents import MOST_KEPT
-from hacpo.settings.engine import EngineSettings
+from hacpo.settings.engine import VLLM_ENGINES, EngineSettings
 from hacpo.settings.root import Settings
 from hacpo.tools.check.remarks import Remark, error, to_do, warning
 from hacpo.tools.estimate.shapes import ModelShape
@@ -23,17 +23,21 @@ MOST_WEIGHED = 1000
 """Tokens over which differences of .01 a token (bfloat16, measured) may add up to a weight of e^-10, or cancel."""
 
 
-def check_fit(settings: Settings, folder: Path, shapes: Mapping[str, ModelShape | None]) -> Iterator[Remark]:
+def check_fit(
+    settings: Settings, folder: Path, shapes: Mapping[str, ModelShape | None], engine: str
+) -> Iterator[Remark]:
     """Everything that can be told without a model.
 
     Args:
+        engine: what samples.
         folder: the pipeline's.
         shapes: agent -> its model's shape; None where it is not known.
     """
     for name, shape in shapes.items():
         if shape is not None:
-            yield from _check_lengths(settings, name, shape)
-            yield from _check_parallel(settings.engine, name, shape)
+            yield from _check_lengths(settings, name, shape, with_vllm=engine in VLLM_ENGINES)
+            if engine in VLLM_ENGINES:
+                yield from _check_parallel(settings.engine, name, shape)
     yield from _check_truncation(settings)
     yield from _check_batches(settings)
     yield from _check_benchmarks(settings)
@@ -55,15 +59,11 @@ def check_launcher(settings: Settings, root: Path) -> Iterator[Remark]:
             yield error(refusal)
 
 
-def _uses_vllm(engine: EngineSettings) -> bool:
-    return engine.name in ("vllm", "vllm_server") or (engine.name == "auto" and engine.device != "cpu")
-
-
-def _check_lengths(settings: Settings, name: str, shape: ModelShape) -> Iterator[Remark]:
+def _check_lengths(settings: Settings, name: str, shape: ModelShape, *, with_vllm: bool) -> Iterator[Remark]:
     """Longest responses, of training and of every benchmark, against what the model takes."""
     sampling, longest = settings.agents[name].sampling, settings.engine.vllm.max_model_len
     limits = {f"the {shape.context:,} tokens of its model's context": shape.context} if shape.context else {}
-    if longest is not None and _uses_vllm(settings.engine):
+    if longest is not None and with_vllm:
         limits[f"engine.vllm.max_model_len {longest:,}"] = longest
     responses = {f"agents.{name}.sampling.max_new_tokens": sampling.max_new_tokens}
     for benchmark, own in settings.evaluation.benchmarks.items():
@@ -84,15 +84,14 @@ def _check_lengths(settings: Settings, name: str, shape: ModelShape) -> Iterator
 
 
 def _check_parallel(engine: EngineSettings, name: str, shape: ModelShape) -> Iterator[Remark]:
-    if _uses_vllm(engine):
-        config = {
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "max_position_embeddings": shape.context,
-        }
-        refused = not_with_model(engine, config)
-        if refused is not None:
-            yield error(f"{refused[0]} (agent {name}): {refused[1]}")
+    config = {
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": shape.context,
+    }
+    refused = not_with_model(engine, config)
+    if refused is not None:
+        yield error(f"{refused[0]} (agent {name}): {refused[1]}")
 
 
 def _check_truncation(settings: Settings) -> Iterator[Remark]:

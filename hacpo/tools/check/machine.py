@@ -9,7 +9,7 @@ from hacpo.engines.vllm.refusals import installed_build, not_on_cpu, not_on_mach
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import project_root
-from hacpo.settings.engine import EngineSettings
+from hacpo.settings.engine import EngineSettings, sampling_engine
 from hacpo.settings.root import Settings
 from hacpo.tools.check.remarks import Remark, error
 from hacpo.tools.estimate.shapes import ModelShape
@@ -47,6 +47,12 @@ def check_machine(settings: Settings, shapes: Mapping[str, ModelShape | None]) -
     yield from _check_vllm(engine, shapes, on_gpu=bool(gpus))
 
 
+def engine_here(engine: EngineSettings) -> str:
+    """What would sample on this machine, where a GPU that is asked for counts as there."""
+    on_gpu = engine.device == "cuda" or (engine.device == "auto" and this_machine().gpus > 0)
+    return sampling_engine(engine, on_gpu=on_gpu, vllm=installed_build())
+
+
 def _gpus(engine: EngineSettings) -> int:
     """How many GPUs the training stack has; 0 without asking torch where it makes no difference.
 
@@ -63,7 +69,7 @@ def _gpus(engine: EngineSettings) -> int:
 def _check_vllm(engine: EngineSettings, shapes: Mapping[str, ModelShape | None], *, on_gpu: bool) -> Iterator[Remark]:
     """vLLM in the stages' own processes; that it is not installed is another remark."""
     build = installed_build()
-    if build is None or not (engine.name == "vllm" or (engine.name == "auto" and on_gpu and build == "gpu")):
+    if build is None or sampling_engine(engine, on_gpu=on_gpu, vllm=build) != "vllm":
         return
     machine = this_machine()
     refused = not_on_machine(engine, machine)

@@ -9,9 +9,10 @@ from pathlib import Path
 from hacpo.errors import HacpoError
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings import params as settings_of
+from hacpo.settings.engine import EngineSettings, sampling_engine
 from hacpo.tools.check.agent_models import OnHub, ask_hub, check_agents, known_shape
 from hacpo.tools.check.fit import check_fit, check_launcher
-from hacpo.tools.check.machine import check_machine, check_project
+from hacpo.tools.check.machine import check_machine, check_project, engine_here
 from hacpo.tools.check.problem_files import Files, check_data, check_oracle, check_reward
 from hacpo.tools.check.remarks import Remark, error
 from hacpo.tools.check.starts import check_starts
@@ -68,8 +69,12 @@ class Checker:
         shapes = {name: known_shape(pipeline, name) for name in pipeline.settings.agents}
         if not self.elsewhere:
             yield from check_machine(pipeline.settings, shapes)
-        yield from check_fit(pipeline.settings, pipeline.folder, shapes)
+        yield from check_fit(pipeline.settings, pipeline.folder, shapes, self._engine(pipeline.settings.engine))
         yield from check_launcher(pipeline.settings, pipeline.root)
+
+    def _engine(self, engine: EngineSettings) -> str:
+        """What samples; on another machine vLLM wherever the settings let it."""
+        return sampling_engine(engine, on_gpu=True, vllm="gpu") if self.elsewhere else engine_here(engine)
 
     @property
     def _on_hub(self) -> OnHub | None:

@@ -19,13 +19,6 @@ from hacpo.tools.estimate.shapes import ModelShape
 from hacpo.tools.estimate.throughput import Hardware
 
 
-def sampling_engine(settings: Settings, *, on_gpu: bool) -> str:
-    """What samples: as the settings say; under `auto` vLLM on a GPU, as if it were installed there."""
-    if settings.engine.name != "auto":
-        return settings.engine.name
-    return "vllm" if on_gpu and settings.engine.device != "cpu" else "transformers"
-
-
 def phases(
     settings: Settings,
     hardware: Hardware,

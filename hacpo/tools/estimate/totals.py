@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
+from hacpo.settings.engine import sampling_engine
 from hacpo.settings.root import Settings
 from hacpo.tools.estimate import disk as disks
 from hacpo.tools.estimate.arithmetic import Flops, agent_flops
@@ -13,7 +14,7 @@ from hacpo.tools.estimate.disk import Disk
 from hacpo.tools.estimate.known_models import agent_shape
 from hacpo.tools.estimate.lengths import ASSUMED_SHARE, Lengths, Measured, Problems, look_at, measure, prompt_tokens
 from hacpo.tools.estimate.memory import KNOWN_ARCHITECTURES, Batch, Part, total
-from hacpo.tools.estimate.phases import phases, sampling_engine
+from hacpo.tools.estimate.phases import phases
 from hacpo.tools.estimate.shapes import ModelShape
 from hacpo.tools.estimate.throughput import Hardware, Seconds, Speeds, agent_seconds, measured_speeds
 from hacpo.tools.estimate.workload import Work, workload
@@ -132,7 +133,8 @@ def estimate(pipeline: Pipeline, name: str, hardware: Hardware, *, mean_response
     }
     evaluations = sum(settings.evaluated(step) for step in range(settings.steps + 1))
     work = workload(settings, training, benchmarks, evaluations=evaluations)
-    engine = sampling_engine(settings, on_gpu=hardware.memory_gib is not None)
+    # vLLM counts as installed.
+    engine = sampling_engine(settings.engine, on_gpu=hardware.memory_gib is not None, vllm="gpu")
     trained = {
         agent: shapes[agent].trained(own.adapter, f"agents.{agent}.adapter") for agent, own in settings.agents.items()
     }
