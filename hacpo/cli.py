@@ -17,8 +17,9 @@ import hacpo.stages
 from hacpo.pipeline.execution.command_line import INTERRUPTED, keep_out_the_working_directory, new_app, run_app
 from hacpo.pipeline.execution.session import Session
 
-STAGES = [module.name for module in pkgutil.iter_modules(hacpo.stages.__path__)]
-"""The stages' commands: of each module there the function of its name."""
+_MODULES = {module.name for module in pkgutil.iter_modules(hacpo.stages.__path__)}
+STAGES = [*hacpo.stages.ORDER, *sorted(_MODULES.difference(hacpo.stages.ORDER))]
+"""The stages' commands, of each module there the function of its name: in the order of the pipeline."""
 
 _PLACES = {
     **{name: f"hacpo.commands.{name}" for name in ("run", "copy", "serve", "status", "plan", "estimate")},

@@ -14,8 +14,10 @@ def prune(
     pipeline: PipelineFolder,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
 ) -> None:
-    """Do by hand what `hacpo run` does after each step; for those who use `dvc repro`. What stays is put in DVC's cache
-    as `retention.cache` says."""
+    """Do by hand what `hacpo run` does after each step; for those who use `dvc repro`.
+
+    What stays is put in DVC's cache as `retention.cache` says.
+    """
     from hacpo.phrases import mebibytes, ranges
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.retention.rule import rule_text

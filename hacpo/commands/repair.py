@@ -7,8 +7,11 @@ from hacpo.pipeline.options import PipelineFolder
 
 
 def repair(pipeline: PipelineFolder) -> None:
-    """Mend what a killed DVC left and every DVC command then stumbles over. `run`, `plan`, `status` and `audit` do it
-    by themselves inside the project; a cache elsewhere is mended by this command alone. No result is removed."""
+    """Mend what a killed DVC left and every DVC command then stumbles over.
+
+    `run`, `plan`, `status` and `audit` do it by themselves inside the project; a cache elsewhere is mended by this
+    command alone. No result is removed.
+    """
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.records.bookkeeping import Books
     from hacpo.pipeline.records.repairing import repair as mend

@@ -9,9 +9,12 @@ import pytest
 
 from conftest import ROOT
 from hacpo.artifacts.tables import WHOLE_STEP
-from hacpo.pipeline.catalogue import STAGES
+from hacpo.pipeline.catalogue import PIPELINE, STAGES
+from hacpo.stages import ORDER as ORDER_OF_HELP
 
 CATALOGUE = "hacpo/pipeline/catalogue.py"
+ORDER = "stages/__init__.py"
+"""The order of their help."""
 ALSO_OTHERS = {"advantage", "pool", "report", "update"}
 """Names that columns, tables and blocks of settings have too: stages where metrics, a command or a comparison is asked
 for one."""
@@ -68,5 +71,14 @@ def test_every_way_to_spell_one_is_seen(source: str, names: list[str]) -> None:
 def test_nobody_else_spells_a_stage() -> None:
     files = [path.relative_to(ROOT).as_posix() for top in ("hacpo", "stages") for path in (ROOT / top).rglob("*.py")]
     assert CATALOGUE in files
-    found = {(file, word) for file in files if file != CATALOGUE for word in spelled((ROOT / file).read_text("utf-8"))}
+    found = {
+        (file, word)
+        for file in files
+        if file not in (CATALOGUE, ORDER)
+        for word in spelled((ROOT / file).read_text("utf-8"))
+    }
     assert found == NO_STAGES.keys(), "name the entry of the catalogue: GENERATE.name, or a function that takes it"
+
+
+def test_help_lists_the_stages_in_the_order_of_the_pipeline() -> None:
+    assert list(ORDER_OF_HELP) == list(dict.fromkeys(spec.command for spec in PIPELINE))

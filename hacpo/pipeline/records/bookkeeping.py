@@ -17,7 +17,6 @@ from typing import Any
 from hacpo.artifacts.durability import flush_names, set_aside
 from hacpo.artifacts.links import check_dvc_links
 from hacpo.artifacts.storage import atomic, refusal, refused, remove
-from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
 from hacpo.pipeline.locking.leases import lease
 from hacpo.pipeline.records import rwlock
@@ -25,12 +24,25 @@ from hacpo.pipeline.records.databases import give_up_when_refused
 from hacpo.pipeline.records.distrust import distrusting, open_regular_files_alone
 from hacpo.pipeline.records.flushing import flushed_copies, linked_at_once
 from hacpo.pipeline.records.lock_text import printed, with_stage
+from hacpo.pipeline.records.order import is_checkpoint
 from hacpo.pipeline.records.parameters import parsed_once
 
 _GIVE_BACK_SECONDS = 10.0
 _LISTING = re.compile(r"/\.[\w-]+\.tmp(\.with_meta)?")
 """What DVC calls the list of a folder's files that it keeps in memory (`Tree.digest`)."""
-_CHECKPOINT = re.compile(rf"/{CHECKPOINT.pattern}$")
+
+
+@functools.cache
+def _adapt_dvc() -> None:
+    """What DVC is to do otherwise in this process, from here on (see also `distrust.open_regular_files_alone`)."""
+    from dvc import rwlock as dvc_rwlock
+    from dvc.dependency import param
+
+    for name in ("dvc", "dvc_data", "dvc_objects"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # also turns off their progress bars: we show our own
+    dvc_rwlock._edit_rwlock = rwlock.edited  # a kill while DVC works in this process cuts nothing off
+    param.read_param_file = parsed_once(param.read_param_file)
+    dvc_rwlock.rwlock = rwlock.without_reading(dvc_rwlock.rwlock)
 
 
 def project_root(root: Path) -> str:
@@ -77,18 +89,11 @@ class Books:
     """
 
     def __init__(self, root: Path) -> None:
-        from dvc import rwlock as dvc_rwlock
-        from dvc.dependency import param
         from dvc.repo import Repo
 
-        for name in ("dvc", "dvc_data", "dvc_objects"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # also turns off their progress bars: we show our own
+        _adapt_dvc()
         self.repo = Repo(project_root(root))
         give_up_when_refused(self.repo)
-        dvc_rwlock._edit_rwlock = rwlock.edited  # a kill while DVC works in this process cuts nothing off
-        if not hasattr(param.read_param_file, "__wrapped__"):
-            param.read_param_file = parsed_once(param.read_param_file)
-            dvc_rwlock.rwlock = rwlock.without_reading(dvc_rwlock.rwlock)
         self.restored = 0
         self._claim: rwlock.Claim | None = None
         self._is_open = False
@@ -107,11 +112,11 @@ class Books:
 
     @contextmanager
     def open(self, wait_seconds: float = 600.0) -> Iterator[None]:
-        """Hold DVC's lock for a piece of bookkeeping, waiting for another DVC command to give it back. Within a block
-        that has it, this only says in our words what DVC raises.
+        """Hold DVC's lock while the block works with DVC, and say in our words what DVC raises there. Another DVC
+        command that has the lock is waited for; a block within one that has it takes nothing more.
 
         Raises:
-            BusyError: it does not.
+            BusyError: the other command has not given it back in time.
             StorageError: the disk refuses what DVC writes.
             ArtifactError: DVC cannot do it for another reason.
         """
@@ -213,29 +218,31 @@ class Books:
         """Have DVC leave checkpoints alone, also those in its cache, which it would fill by copying:
         `hacpo.pipeline.records.caching` does that by link."""
         for out in stage.outs:
-            if _CHECKPOINT.search(out.fs_path):
+            if is_checkpoint(out.fs_path):
                 out.use_cache = False
                 if out.hash_info:
                     self.checkpoints[Path(out.fs_path).resolve()] = out.hash_info.value
 
-    def changed(
+    def make_current(
         self, stage: Any, *, may_be_pruned: bool = False, before: Callable[[Any], None] = lambda _stage: None
     ) -> bool:
-        """Whether the stage must run, after trying to restore its outputs from DVC's run cache; see `is_current`.
+        """Make a stage current without running it: by recording again what is there, or by restoring its outputs from
+        DVC's run cache. Returns whether it is current, as it may have been before; if not, it must run.
 
         Args:
+            may_be_pruned: as `compare` has it.
             before: is called with a stage that is not current, before anything of it is removed; may refuse.
         """
         with self.open():
-            if self.is_current(stage, may_be_pruned=may_be_pruned):
-                return False
+            if self.compare(stage, may_be_pruned=may_be_pruned):
+                return True
             if self._lacks_only_objects(stage, may_be_pruned=may_be_pruned):
                 self._record_again(stage)
-                return False
+                return True
             before(stage)
             restored = self._restored(stage)
             self.restored += restored
-            return not restored
+            return restored
 
     @property
     def replaces_outputs(self) -> bool:
@@ -246,8 +253,8 @@ class Books:
         """Whether the stage must run because DVC knows nothing of it: it was never recorded, and its run cache has
         nothing that was made of the same inputs. The caller has it `open`.
 
-        False says nothing: `changed` decides. Unlike that it writes no record, so the stages before this one need not
-        be recorded yet.
+        False says nothing: `make_current` decides. Unlike that it writes no record, so the stages before this one need
+        not be recorded yet.
         """
         if any(out.hash_info for out in stage.outs) or not all(dep.exists for dep in stage.deps):
             return False
@@ -257,10 +264,12 @@ class Books:
         with _as_noted(stage.deps), distrusting(self.repo):
             return not _can_hash(stage) or self.repo.stage_cache._load(stage) is None
 
-    def is_current(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
-        """Whether the stage's lock agrees with everything that the stage reads and makes. The caller has it `open`.
+    def compare(self, stage: Any, *, may_be_pruned: bool = False) -> bool:
+        """Compare a stage with its record; returns whether its lock agrees with everything that it reads and makes.
+        The caller has it `open`.
 
-        A pruned checkpoint counts as what the lock of the stage that made it says. So ask in the order of the pipeline.
+        A pruned checkpoint counts as what the lock of the stage that made it says, which is remembered from there for
+        the stages that read it. So compare in the order of the pipeline.
 
         Args:
             may_be_pruned: outputs that DVC does not cache may be missing.
@@ -278,8 +287,8 @@ class Books:
         return bool(current)
 
     def take_for_current(self, path: Path) -> None:
-        """Take what the lock of one dvc.yaml says of outputs that are gone for what they were, as `is_current` does
-        with stages that are."""
+        """Take what the lock of one dvc.yaml says of outputs that are gone for what they were, as `compare` does
+        with stages that are current."""
         for out in (out for stage in self.stages(path) for out in stage.outs if _is_gone(out)):
             self._pruned[out.fs_path] = (out.hash_info, out.meta)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from hacpo.pipeline.project import Pipeline
 
 if TYPE_CHECKING:
     from hacpo.pipeline.records.bookkeeping import Books
+
+_CHECKPOINT = re.compile(rf"/{CHECKPOINT.pattern}$")
 
 
 def stage_groups(
@@ -89,5 +92,15 @@ def agent_of(stage: Any) -> str:
 
 
 def may_be_pruned(pipeline: Pipeline, step: int, stage: Any) -> bool:
-    """Whether the stage's checkpoint may be missing without anything being undone: not the start, not the result."""
-    return 0 < step < pipeline.settings.steps and makes_checkpoint(stage)
+    """Whether the stage's checkpoint may be missing without anything being undone."""
+    return makes_checkpoint(stage) and is_between(pipeline, step)
+
+
+def is_between(pipeline: Pipeline, step: int) -> bool:
+    """Whether a step's checkpoints are neither the start nor the result: retention prunes these alone."""
+    return 0 < step < pipeline.settings.steps
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a path is the folder of an agent's checkpoint."""
+    return _CHECKPOINT.search(path) is not None

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,18 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo.artifacts.storage import refused
-from hacpo.artifacts.tables import CHECKPOINT, step_of
+from hacpo.artifacts.tables import step_of
 from hacpo.artifacts.text_files import load_json, read_text
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.lock_text import entries, says
-from hacpo.pipeline.records.order import step_file
+from hacpo.pipeline.records.order import is_between, is_checkpoint, step_file
 
 if TYPE_CHECKING:
     from hacpo.pipeline.records.bookkeeping import Books
 
 _FORMAT = "2"
-_MAY_BE_GONE = re.compile(rf"/{CHECKPOINT.pattern}$")
-"""Retention prunes checkpoints, and what made them stays current."""
 
 Stamp = tuple[str, ...]
 """What a file or folder looks like."""
@@ -91,14 +88,14 @@ class Seen:
         note = self._read(lock.parent.name)
         return note is not None and note["lock"] == [*map(list, _look([os.path.abspath(lock)]))]
 
-    def note(self, name: str, stages: Mapping[Any, int | None], is_current: Callable[[Any], bool]) -> None:
+    def note(self, name: str, stages: Mapping[Any, int | None], compare: Callable[[Any], bool]) -> None:
         """Note a step whose stages are all recorded and current; nothing where that is in doubt, or no note can be
         written or would be believed.
 
         Args:
             stages: each with the time (`now`) before it was last compared with its record. Where one of its files is
                 younger, or there is no time, it is compared again.
-            is_current: compares a stage with its record.
+            compare: a stage with its record; returns whether it is current.
         """
         if self._folder is None:
             return
@@ -110,17 +107,17 @@ class Seen:
         of_path = {path: [*_look([path])] for path in files}
         looks, kept = [stamp for stamps in of_path.values() for stamp in stamps], [*_look(objects, mode=True)]
         gone = [stamp[0] for stamp in (*looks, *kept) if len(stamp) == 1 and stamp[0] not in self._always]
-        if not all(map(_MAY_BE_GONE.search, gone)) or not all(map(_is_recorded, stages)):
+        if not all(map(is_checkpoint, gone)) or not all(map(_is_recorded, stages)):
             return
         doubtful = [
             stage
             for stage, looked_at in stages.items()
             if self._lies_elsewhere(stage) or not _is_older(stage, looks, looked_at)
         ]
-        if doubtful and not (all(map(is_current, doubtful)) and looks == [*_look(files)]):
+        if doubtful and not (all(map(compare, doubtful)) and looks == [*_look(files)]):
             return
         names = [stage.name for stage in stages]
-        checkpoints = {path: of_path.pop(path) for path in files if _MAY_BE_GONE.search(path)}
+        checkpoints = {path: of_path.pop(path) for path in files if is_checkpoint(path)}
         rest = [stamp for stamps in of_path.values() for stamp in stamps]
         note = {
             "texts": texts,
@@ -158,7 +155,7 @@ class Seen:
     def _may_have_been_pruned(self, path: str) -> bool:
         """Whether a checkpoint is gone, and is neither of the start nor of the result."""
         step = step_of(Path(path).parent.name)
-        return step is not None and 0 < step < self._pipeline.settings.steps and not os.path.lexists(path)
+        return step is not None and is_between(self._pipeline, step) and not os.path.lexists(path)
 
     def _lies_elsewhere(self, stage: Any) -> bool:
         """Whether something that a stage reads or makes lies on another filesystem, which may have another clock."""

@@ -124,6 +124,6 @@ def _not_current(pipeline: Pipeline, books: Books, until: int | None = None) -> 
     for step, group in stage_groups(pipeline, books, until):
         for stage in group:
             spec = spec_of(stage)
-            current = books.is_current(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
+            current = books.compare(stage, may_be_pruned=may_be_pruned(pipeline, step, stage))
             if not current and spec is not None and spec.at != "after" and not spec.makes(SETTINGS):
                 yield spec, agent_of(stage), step

@@ -138,7 +138,7 @@ def _clear(target: Pipeline) -> None:
 def _current_starts(source: Pipeline, books: Books) -> list[str]:
     path = step_file(source, 0)
     stages = books.stages(path) if path.is_file() else []
-    return [agent_of(stage) for stage in stages if makes_checkpoint(stage) and books.is_current(stage)]
+    return [agent_of(stage) for stage in stages if makes_checkpoint(stage) and books.compare(stage)]
 
 
 def _same_start(source: Pipeline, agent: str) -> bool:

@@ -1,7 +1,7 @@
 """`hacpo run`: walk a run's DVC stages in warm processes, recording each as `dvc repro` would.
 
 The commands are the ones in the dvc.yaml files; nothing is decided here but how many agents work side by side. What
-runs when is `advancing`'s.
+runs when is `runner`'s.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.dvc_files import stamp
 from hacpo.pipeline.records.repairing import repair
-from hacpo.pipeline.running.advancing import Walk
 from hacpo.pipeline.running.remaking import Remaking
+from hacpo.pipeline.running.runner import Runner
 from hacpo.pipeline.views.live_view import RunView
 from hacpo.settings.model_source import hub_repository, missing_folder
 
@@ -81,7 +81,7 @@ def run_pipeline(
         ):
             if str(repairs):
                 view.note(str(repairs))
-            return Walk(pipeline, books, workers, remaking, view).through(until)
+            return Runner(pipeline, books, workers, remaking, view).through(until)
 
 
 def _check_range(pipeline: Pipeline, name: str, value: object, least: int, most: int | None = None) -> None:

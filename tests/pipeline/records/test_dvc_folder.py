@@ -80,13 +80,13 @@ def test_notes_that_may_have_come_with_the_project_are_not_believed(
     assert list(Path("notes/repo").iterdir())  # DVC's own are there
     assert not list(Path("notes").glob("repo/*/hacpo"))
     compared = []
-    is_current = Books.is_current
+    compare = Books.compare
 
     def noted(self: Books, stage: object, *, may_be_pruned: bool = False) -> bool:
         compared.append(stage)
-        return is_current(self, stage, may_be_pruned=may_be_pruned)
+        return compare(self, stage, may_be_pruned=may_be_pruned)
 
-    monkeypatch.setattr(Books, "is_current", noted)
+    monkeypatch.setattr(Books, "compare", noted)
     assert cli("run", RUN).code == 0
     assert compared
 

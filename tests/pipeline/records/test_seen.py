@@ -28,13 +28,13 @@ def noted(finished_copy: Path, cli: Cli) -> Path:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The stages that DVC compares with their records from here on."""
     seen: list[str] = []
-    is_current = Books.is_current
+    compare = Books.compare
 
     def noted_one(self: Books, stage: object, *, may_be_pruned: bool = False) -> bool:
         seen.append(stage.addressing.partition("/steps/")[2])  # type: ignore[attr-defined]
-        return is_current(self, stage, may_be_pruned=may_be_pruned)
+        return compare(self, stage, may_be_pruned=may_be_pruned)
 
-    monkeypatch.setattr(Books, "is_current", noted_one)
+    monkeypatch.setattr(Books, "compare", noted_one)
     return seen
 
 

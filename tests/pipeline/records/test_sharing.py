@@ -257,7 +257,7 @@ def test_a_kill_while_the_cache_is_filled(cli: Cli, finished_copy: Path, monkeyp
 def test_a_kill_before_a_step_made_anew_is_in_the_cache(
     cli: Cli, finished_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hacpo.pipeline.running.advancing import Walk
+    from hacpo.pipeline.running.runner import Runner
 
     retain(finished_copy, "{cache: last}")
     assert cli("prune", RUN).code == 0
@@ -269,7 +269,7 @@ def test_a_kill_before_a_step_made_anew_is_in_the_cache(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Walk, "_close", killed)
+        patch.setattr(Runner, "_close", killed)
         assert cli("run", RUN, "--jobs", 1, "--yes").code != 0
     assert flagged(finished_copy) == [0]
     assert "not in cache" not in command(finished_copy, *DVC, "status", f"{RUN}/steps/0002/dvc.yaml")

@@ -13,7 +13,7 @@ import pytest
 
 from conftest import Cli
 from hacpo.pipeline.records.bookkeeping import Books
-from hacpo.pipeline.running.advancing import Walk
+from hacpo.pipeline.running.runner import Runner
 
 RUN = "pipelines/small"
 EARLY, LATE = 3, 12
@@ -43,13 +43,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[str]]:
         (YAML, "load", "YAML texts parsed"),
         (hashing, "_hash_file", "files hashed"),
         (os, "fsync", "flushes"),
-        (Books, "is_current", "stages compared with their records"),
+        (Books, "compare", "stages compared with their records"),
         (Books, "_lock", "times that DVC's lock was taken"),
     ):
         counting(owner, name, what)
-    close = Walk._close
+    close = Runner._close
 
-    def closed(self: Walk, step: int, tasks: Sequence[Any], *, is_last: bool) -> None:
+    def closed(self: Runner, step: int, tasks: Sequence[Any], *, is_last: bool) -> None:
         close(self, step, tasks, is_last=is_last)
         gc.collect()
         kept = {
@@ -60,7 +60,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[str]]:
         steps[step] = happened + Counter(kept)
         happened.clear()
 
-    monkeypatch.setattr(Walk, "_close", closed)
+    monkeypatch.setattr(Runner, "_close", closed)
     return steps
 
 

@@ -54,8 +54,8 @@ class Task:
         return not self.judged and all(need.made for need in self.needs)
 
 
-class Schedule:
-    """The stages of a run, two steps at a time.
+class TaskGraph:
+    """The stages of a run and what each waits for, two steps at a time.
 
     Args:
         seen: what is noted of steps that were done; those that look as they did then are passed over.

@@ -14,7 +14,7 @@ from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.seen import Seen
-from hacpo.pipeline.running.readiness import Schedule, Task
+from hacpo.pipeline.running.task_graph import Task, TaskGraph
 
 RUN = "pipelines/small"
 
@@ -25,12 +25,12 @@ def name(task: Task) -> str:
 
 
 @pytest.fixture
-def schedule(project: Path, cli: Cli) -> Schedule:
+def graph(project: Path, cli: Cli) -> TaskGraph:
     """Of a run that has not begun, its start and first step taken for done."""
     assert cli("plan", RUN).code == 0
     pipeline = Pipeline.open(Path(RUN))
     books = Books(pipeline.root)
-    made = Schedule(pipeline, books, Seen(pipeline, books))
+    made = TaskGraph(pipeline, books, Seen(pipeline, books))
     for _ in range(2):
         step = made.tasks[0].step
         for task in made.tasks:
@@ -39,8 +39,8 @@ def schedule(project: Path, cli: Cli) -> Schedule:
     return made
 
 
-def test_a_stage_needs_what_it_reads_and_nothing_else(schedule: Schedule) -> None:
-    needs = {name(task): {name(need) for need in task.needs if not need.recorded} for task in schedule.tasks}
+def test_a_stage_needs_what_it_reads_and_nothing_else(graph: TaskGraph) -> None:
+    needs = {name(task): {name(need) for need in task.needs if not need.recorded} for task in graph.tasks}
     assert needs["generate@ada 2"] == set()
     assert needs["verify@ada 2"] == {"generate@ada 2"}
     assert needs["pool@ada 2"] == {f"{stage}@{agent} 2" for stage in ("generate", "verify") for agent in ("ada", "bo")}
@@ -54,11 +54,11 @@ def test_the_next_step_waits_for_its_own_agent_alone(project: Path, cli: Cli) ->
     assert cli("plan", RUN).code == 0
     pipeline = Pipeline.open(Path(RUN))
     books = Books(pipeline.root)
-    schedule = Schedule(pipeline, books, Seen(pipeline, books))
-    for task in schedule.tasks:
+    graph = TaskGraph(pipeline, books, Seen(pipeline, books))
+    for task in graph.tasks:
         task.made = task.recorded = task.step == 0
-    assert [step for step, _ in schedule.closed()] == [0]
-    (sampling,) = (task for task in schedule.tasks if name(task) == "generate@ada 2")
+    assert [step for step, _ in graph.closed()] == [0]
+    (sampling,) = (task for task in graph.tasks if name(task) == "generate@ada 2")
     assert {name(need) for need in sampling.needs} == {"resolve 0", "prepare 0", "update@ada 1"}
 
 

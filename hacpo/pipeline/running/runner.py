@@ -23,13 +23,13 @@ from hacpo.pipeline.records.caching import CheckpointCache
 from hacpo.pipeline.records.order import makes_checkpoint, may_be_pruned, of_run, spec_of
 from hacpo.pipeline.records.seen import Seen
 from hacpo.pipeline.retention.pruning import plan_pruning, prune
-from hacpo.pipeline.running.readiness import Schedule, Task
 from hacpo.pipeline.running.remaking import Remaking
 from hacpo.pipeline.running.restoring import needed_checkpoints, train_again
+from hacpo.pipeline.running.task_graph import Task, TaskGraph
 from hacpo.pipeline.views.live_view import RunView
 
 
-class Walk:
+class Runner:
     """One `hacpo run`, from what is there to its end.
 
     Args:
@@ -59,17 +59,16 @@ class Walk:
         Raises:
             HacpoError: a stage failed, or cannot be recorded; what was finished before is recorded.
         """
-        schedule = Schedule(self._pipeline, self._books, self._seen, until)
-        at = schedule.last
-        if schedule.tasks:
-            self._view.passed(schedule.passed)
+        graph = TaskGraph(self._pipeline, self._books, self._seen, until)
+        if graph.tasks:
+            self._view.passed(graph.passed)
         else:
-            self._close(at, [], is_last=True)
-        while schedule.tasks:
+            self._close(graph.last, [], is_last=True)
+        while graph.tasks:
             with self._noting_failure():
                 if self._failure is None:
-                    self._judge(schedule.tasks)
-                    self._give(schedule.tasks)
+                    self._judge(graph.tasks)
+                    self._give(graph.tasks)
             if self._working and self._heard(wait=not self._unrecorded):
                 continue  # what comes next for that worker goes before any record
             if self._unrecorded:
@@ -77,11 +76,11 @@ class Walk:
             elif self._failure is not None and not self._working:
                 raise self._failure
             with self._noting_failure():
-                for at, tasks in schedule.closed():
-                    self._close(at, tasks, is_last=not schedule.tasks)
+                for step, tasks in graph.closed():
+                    self._close(step, tasks, is_last=not graph.tasks)
         if self._failure is not None:
             raise self._failure
-        if at == self._pipeline.settings.steps:
+        if graph.last == self._pipeline.settings.steps:
             self._remaking.done()
         if self._freed:
             self._view.note(f"retention: {mebibytes(self._freed)} of checkpoints pruned")
@@ -102,7 +101,7 @@ class Walk:
         todo: dict[int, list[Task]] = {}
         for task in tasks:
             if task.ready:
-                if self._must_run(task):
+                if self._judge_one(task):
                     todo.setdefault(task.step, []).append(task)
                 if self._failure is not None:
                     return
@@ -119,8 +118,9 @@ class Walk:
                     self._books.begin(task.stage, noted=task.new)
             self._waiting += of_step
 
-    def _must_run(self, task: Task) -> bool:
-        """Whether a stage must run; one that need not is recorded."""
+    def _judge_one(self, task: Task) -> bool:
+        """Compare a stage with its record, after the records of those before it, and restore it if that is possible;
+        returns whether it has to run."""
         with self._books.open():
             first = of_run(task.stage) or any(of_run(need.stage) and not need.recorded for need in task.needs)
             if not (first or self._books.replaces_outputs) or all(need.recorded for need in task.needs):
@@ -130,7 +130,7 @@ class Walk:
                 if self._failure is not None:
                     return False
             task.judged, task.looked_at = True, self._seen.now()
-            task.recorded = task.made = not task.new and not self._books.changed(
+            task.recorded = task.made = not task.new and self._books.make_current(
                 task.stage,
                 may_be_pruned=may_be_pruned(self._pipeline, task.step, task.stage),
                 before=functools.partial(self._remaking.check_stage, task.step),
@@ -215,10 +215,10 @@ class Walk:
         """Note what is done now, so that the next run need not look at it stage by stage."""
         steps = {task.stage: task.step for task in tasks}
 
-        def is_current(stage: Any) -> bool:
+        def compare(stage: Any) -> bool:
             pruned = may_be_pruned(self._pipeline, steps[stage], stage)
-            return self._books.is_current(stage, may_be_pruned=pruned)
+            return self._books.compare(stage, may_be_pruned=pruned)
 
         if tasks:
             with self._books.open():
-                self._seen.note(name, {task.stage: task.looked_at for task in tasks}, is_current)
+                self._seen.note(name, {task.stage: task.looked_at for task in tasks}, compare)
