@@ -764,23 +764,22 @@ def a_dropped_table(sandbox: Sandbox) -> Named:
     return Named("files", VERDICTS, expected=re.compile("later ones were made from it"), found="missing")
 
 
+def policy_of_the_other(sandbox: Sandbox, folder: str, key: str) -> Named:
+    """Note bo's hash as ada's."""
+    ada, bo = (sandbox.artifacts / f"metrics/{folder}/{agent}.json" for agent in ("ada", "bo"))
+    noted, other = json.loads(ada.read_text()), json.loads(bo.read_text())[key]
+    ada.write_text(json.dumps({**noted, key: other}, indent=2, sort_keys=True) + "\n")
+    return Named("policy", f"metrics/{folder}/ada.json", column=key, expected=noted[key], found=other)
+
+
 @case()
 def a_policy_noted_for_other_weights(sandbox: Sandbox) -> Named:
-    path = sandbox.artifacts / "metrics/update/step=0002/ada.json"
-    noted = json.loads(path.read_text())
-    other = json.loads((sandbox.artifacts / "metrics/update/step=0002/bo.json").read_text())["policy"]
-    path.write_text(json.dumps({**noted, "policy": other}, indent=2, sort_keys=True) + "\n")
-    return Named("policy", "metrics/update/step=0002/ada.json", column="policy", expected=noted["policy"], found=other)
+    return policy_of_the_other(sandbox, "update/step=0002", "policy")
 
 
 @case()
 def a_hash_noted_for_another_config(sandbox: Sandbox) -> Named:
-    path = sandbox.artifacts / "metrics/warmup/step=0000/ada.json"
-    noted = json.loads(path.read_text())
-    other = json.loads((sandbox.artifacts / "metrics/warmup/step=0000/bo.json").read_text())["policy_config"]
-    path.write_text(json.dumps({**noted, "policy_config": other}, indent=2, sort_keys=True) + "\n")
-    right = noted["policy_config"]
-    return Named("policy", "metrics/warmup/step=0000/ada.json", column="policy_config", expected=right, found=other)
+    return policy_of_the_other(sandbox, "warmup/step=0000", "policy_config")
 
 
 @case()
