@@ -3,6 +3,7 @@
 Per step t and agent k: accuracy P_t is the mean reward of the agent's own responses; capability Phat_t is the mean of P
 over the last K steps, t included, floored (eq. 9); the capability ratio omega^(k,j) = Phat^(k) / Phat^(j) is bounded
 (eq. 8). The window is an artifact of its step: these functions take it and return the next one, and keep nothing.
+`advantage_table.capability_rows` calls them for a step; `group_advantage` uses omega.
 
 Legend: `_n` agents; `_nn` agents by agents.
 """

@@ -282,7 +282,8 @@ def restrict(settings: Settings, declared: Iterable[str], agent: str | None = No
     """The settings with only the keys that a stage declares: any other attribute raises AttributeError,
     any other agent KeyError.
 
-    This is what makes narrow DVC parameters safe: a stage cannot read a setting that would not re-run it.
+    This is what makes narrow DVC parameters safe: a stage cannot read a setting that would not re-run it. A stage gets
+    its settings from here, by `hacpo.pipeline.execution.opening`.
     """
     keys = tracked(declared, agent)
     view: Settings = _restricted(settings, [key for key in keys if key != "agent_names"])

@@ -96,7 +96,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     }.items()
 }
 """Every recipe of the paper as values of the `algorithm` block (docs/recipes.md), and what the authors' two
-code bases do where they differ (docs/reference_code.md)."""
+code bases do where they differ (docs/reference_code.md). What else one more needs: docs/house.md, "How to add"."""
 
 
 def overridden(algorithm: AlgorithmSettings) -> list[str]:

@@ -3,7 +3,8 @@
 Between different tokenizers responses travel as text: decoded by the source, encoded by the learner, ended by the
 learner's token for the one that the source ended with. Text that spells a control token stays text. Responses in the
 learner's own vocabulary are never re-encoded (a sampled tokenisation need not be the canonical one, and its
-log-probabilities belong to the tokens that were sampled).
+log-probabilities belong to the tokens that were sampled). Called by `hacpo.algorithm.pooling`; whose responses need it
+is decided in stages/pool.py.
 """
 
 from __future__ import annotations

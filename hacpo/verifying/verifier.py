@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # pydantic and pyarrow take longer to import than everything 
     from hacpo.artifacts.problem_rows import Problem
     from hacpo.settings.verification import VerificationSettings
 
-"""Called with the number of responses that have a verdict, and of all."""
-
 
 @dataclass(frozen=True)
 class Request:

@@ -17,7 +17,6 @@ class Place:
     """This process among those started together."""
 
     rank: int
-    local_rank: int
     size: int
 
 
@@ -31,7 +30,8 @@ def place() -> Place | None:
     if variables["RANK"] is None or variables["WORLD_SIZE"] is None:
         return None
     try:
-        return Place(*(int(variables[name] or 0) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+        rank, _, size = (int(text or 0) for text in variables.values())
+        return Place(rank, size)
     except ValueError:
         raise SettingsError("RANK, LOCAL_RANK and WORLD_SIZE must be numbers", found=variables) from None
 

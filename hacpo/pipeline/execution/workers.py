@@ -58,8 +58,9 @@ class Workers:
 
     def __init__(self, count: int, progress: ProgressSink) -> None:
         self._progress = progress
-        quiet_threads()
         self._here = count == 0
+        if self._here:
+            quiet_threads()  # workers do it in their own process
         self._execute = worker_process.command_executor()
         self._session = Session(progress=progress, driver=True)
         self._processes: list[tuple[subprocess.Popen[bytes], Connection] | None] = [None] * max(count, 1)

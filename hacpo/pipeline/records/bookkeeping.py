@@ -46,7 +46,8 @@ def _adapt_dvc() -> None:
 
 
 def project_root(root: Path) -> str:
-    """The root of the DVC repository that a project's root lies in. Nothing is written, as `Repo` would.
+    """The root of the DVC repository that a project's root lies in. Nothing is written, as `Repo` would; from here on
+    DVC opens regular files alone in this process.
 
     Raises:
         SettingsError: it lies in none, or in one that DVC cannot use.

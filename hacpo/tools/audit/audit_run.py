@@ -21,7 +21,7 @@ from hacpo.errors import ArtifactError, HacpoError
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.elsewhere import not_here
 from hacpo.pipeline.retention.pruned import Pruned, read_record
-from hacpo.settings import root as run
+from hacpo.settings.root import Settings
 from hacpo.tokens.context_length import context_length
 from hacpo.tokens.same_tokenizer import same_tokenizer
 from hacpo.tokens.stopping import eos_token_ids
@@ -55,7 +55,7 @@ class AuditRun:
     """What the files of each table must say that their stage read (see `table_checks.stage_settings`)."""
 
     @property
-    def settings(self) -> run.Settings:
+    def settings(self) -> Settings:
         """The settings that the audit goes by."""
         return self.pipeline.settings
 
