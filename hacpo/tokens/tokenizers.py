@@ -15,6 +15,7 @@ from hacpo.tokens.plain_text import decode_exactly, is_control, text_encoder
 from hacpo.tokens.renderer import RefusedError, Renderer
 from hacpo.tokens.stopping import eos_token_ids
 from hacpo.tokens.terminals import Terminals
+from hacpo.tokens.tokenizer_file import tokenizer_of_file
 
 _ANSWER = "ANSWER"
 
@@ -87,7 +88,8 @@ class ChatTokenizer:
 
     def __init__(self, folder: Path, called: Path | None = None) -> None:
         self.folder = called or folder
-        self._tokenizer: Any = load_tokenizer(folder, called)
+        check_config(folder, called)
+        self._tokenizer: Any = tokenizer_of_file(folder) or load_tokenizer(folder, called)
         if not self._tokenizer.chat_template:
             raise ModelError(
                 "the tokenizer has no chat template",

@@ -392,6 +392,7 @@ def test_light_commands_load_no_heavy_library(finished_copy: Path) -> None:
     commands = [
         "--help",
         "verify pipelines/small --step 1 --agent ada",
+        "pool pipelines/small --step 1 --learner ada",
         "advantage pipelines/small --step 1",
         "status pipelines/small",
         "resolve pipelines/small",
@@ -399,7 +400,7 @@ def test_light_commands_load_no_heavy_library(finished_copy: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", code, *commands], capture_output=True, text=True, env=environment(), check=False
     )
-    assert result.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0] []", result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0] []", result.stdout + result.stderr
 
 
 def test_pool_without_sharing_loads_no_tokenizer(

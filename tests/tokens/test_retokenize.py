@@ -14,7 +14,7 @@ from hacpo.tokens.chat_templates import settle_chat
 from hacpo.tokens.retokenize import retokenize
 from hacpo.tokens.same_tokenizer import same_tokenizer
 from hacpo.tokens.terminals import terminal_map
-from hacpo.tokens.tokenizers import ChatTokenizer
+from hacpo.tokens.tokenizers import ChatTokenizer, load_tokenizer
 
 SOLUTION = "7+3=10 10-2=8 \\boxed{8}"
 
@@ -58,7 +58,7 @@ def test_empty_and_foreign_texts_are_refused_with_the_reason(ada: ChatTokenizer)
 
 def test_text_that_spells_a_control_token_stays_text(ada: ChatTokenizer, bo: ChatTokenizer) -> None:
     for tokenizer in (ada, bo):
-        spelled = tokenizer._tokenizer.eos_token
+        spelled = tokenizer._tokenizer.convert_ids_to_tokens(tokenizer.eos_token_id)
         result = retokenize(f"8 {spelled} 9", terminal=None, tokenizer=tokenizer, room=99)
         assert tokenizer.eos_token_id not in result.token_ids
         if result.status == "kept":
@@ -200,8 +200,8 @@ def test_real_ends_stand_for_each_other(real: dict[str, ChatTokenizer]) -> None:
 @pytest.mark.slow
 def test_a_real_tokenizer_that_was_saved_again_is_the_same(real: dict[str, ChatTokenizer], tmp_path: Path) -> None:
     """Twice as long a tokenizer.json, merges as pairs."""
-    real["qwen3"]._tokenizer.save_pretrained(str(tmp_path))
     original = SHARED / "tokenizers" / "qwen3"
+    load_tokenizer(original).save_pretrained(str(tmp_path))
     assert (tmp_path / "tokenizer.json").stat().st_size > 2 * (original / "tokenizer.json").stat().st_size
     assert same_tokenizer(original, tmp_path)
     assert not same_tokenizer(original, SHARED / "tokenizers" / "llama3")

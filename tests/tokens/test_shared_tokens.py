@@ -54,7 +54,7 @@ class Step:
         self.chats = {name: ChatTokenizer(self.layout.checkpoint(0, name)) for name in AGENTS}
 
     def control(self, agent: str, content: str) -> int:
-        return int(self.chats[agent]._tokenizer.convert_tokens_to_ids(content))
+        return int(self.chats[agent]._tokenizer.get_vocab()[content])
 
     def given(self) -> list[Row]:
         """Four responses of ada."""
