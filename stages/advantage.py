@@ -47,9 +47,13 @@ def advantage(
             f"--learner {learner} cannot be used here", expected=f"one of {', '.join(agents)}, together with --out"
         )
     problem_ids = stage.read(tables.PROMPTS)["problem_id"].to_pylist()[:limit]
-    verdicts = {agent: _first(stage, tables.VERDICTS, agent) for agent in agents}
     group_size = settings.responses_per_prompt
-    responses = ordered_responses(problem_ids, verdicts, group_size, where=f"verdicts of step {step}")
+    responses = ordered_responses(
+        problem_ids,
+        {agent: _first(stage, tables.VERDICTS, agent) for agent in agents},  # which nobody holds on to
+        group_size,
+        where=f"verdicts of step {step}",
+    )
     previous = capability_by_agent(stage.read(tables.CAPABILITY, step=step - 1)) if step > 1 else {}
     rewards = reward_array(responses, len(agents), group_size)
     rows = capability_rows(

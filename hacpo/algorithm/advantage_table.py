@@ -168,7 +168,8 @@ def advantage_columns(
         agents: whose responses this learner learns from: all, or itself alone.
         capabilities: agent -> what omega is made of: its smoothed capability; under `baseline: oracle` the oracle's.
     """
-    used = responses.filter(pc.is_in(responses["source"], value_set=pa.array(agents, pa.string()))).combine_chunks()
+    of_agents = pc.is_in(responses["source"], value_set=pa.array(agents, pa.string()))
+    used = responses if pc.all(of_agents).as_py() else responses.filter(of_agents).combine_chunks()
     values = step_advantages(
         reward_array(used, len(agents), group_size),
         learner=list(agents).index(learner),
@@ -210,9 +211,10 @@ def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
         `omega_cross`: the factor on cross responses, averaged.
         Without cross responses the two keys about them are absent.
     """
-    problem, reward, own, baseline, advantage, uniform, guarded = (
-        np.asarray(columns[name])
-        for name in ("problem_id", "reward", "is_self", "baseline", "advantage", "uniform", "guarded")
+    # A number for each problem: a million names would be as many Python objects, and take seconds to sort.
+    problem = _numbered(columns["problem_id"])
+    reward, own, baseline, advantage, uniform, guarded = (
+        np.asarray(columns[name]) for name in ("reward", "is_self", "baseline", "advantage", "uniform", "guarded")
     )
     # mu^(k) is the same on all own responses to a problem: the first stands for its group.
     first = np.flatnonzero(own)[np.unique(problem[own], return_index=True)[1]]
@@ -233,6 +235,12 @@ def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
         summary["punished_correct_cross"] = _share(punished[best & ~own])
         summary["omega_cross"] = float(np.asarray(columns["omega"])[~own].mean())
     return summary
+
+
+def _numbered(problem_ids: Any) -> NDArray[np.int64]:
+    """Problem ids, an Arrow column, as numbers: the same for the same problem."""
+    codes = pc.index_in(problem_ids, value_set=pc.unique(problem_ids))
+    return np.asarray(codes, dtype=np.int64)
 
 
 def best_responses(problem: NDArray[Any], reward: NDArray[np.float64]) -> NDArray[np.bool_]:

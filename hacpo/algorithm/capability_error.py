@@ -41,7 +41,8 @@ def accuracy_covariance(score_npg: NDArray[np.float64]) -> list[list[float]]:
     if problems < 2:
         return [[] for _ in range(agents)]
     mean_np = [[math.fsum(group) / group_size for group in scores] for scores in score_npg.tolist()]
-    away_np = [[mean - math.fsum(means) / problems for mean in means] for means in mean_np]
+    accuracy_n = [math.fsum(means) / problems for means in mean_np]
+    away_np = [[mean - whole for mean in means] for means, whole in zip(mean_np, accuracy_n, strict=True)]
     divisor = problems * (problems - 1)
     return [[math.fsum(a * b for a, b in zip(k, j, strict=True)) / divisor for j in away_np] for k in away_np]
 

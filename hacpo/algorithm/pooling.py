@@ -164,7 +164,13 @@ def build_pool(
     Raises:
         ArtifactError: rollouts are missing or do not fit together.
     """
-    ordered = in_order([asked.problem_id for asked in problems], rollouts, group_size, where=f"pool of {learner}")
+    rows_of = in_order([asked.problem_id for asked in problems], rollouts, group_size, where=f"pool of {learner}")
+    ordered = [
+        (source, row)
+        for start in range(0, len(problems) * group_size, group_size)
+        for source, order in rows_of.items()
+        for row in order[start : start + group_size].tolist()
+    ]
     prompts = _prompts(rollouts[learner])
     if routes:
         _check_prompts(problems, prompts, next(iter(routes.values())).learner_tokenizer, learner, prompt_settings)

@@ -6,6 +6,7 @@ Responses stay in Arrow columns while they are many; `Rollout` is one that is lo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,11 +170,11 @@ def with_rewards(rollouts: pa.Table, verdicts: pa.Table) -> pa.Table:
 
 def in_order(
     problem_ids: Sequence[str], per_agent: Mapping[str, pa.Table], group_size: int, *, where: object
-) -> list[tuple[str, int]]:
-    """(agent, row of its table) of every response, by problem, agent and sample.
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Agent -> the row of its table of every response, by problem and sample, [P * group_size].
 
     Args:
-        problem_ids: the step's problems in batch order.
+        problem_ids: the step's problems in batch order, [P].
         per_agent: every agent's responses, with problem_id and sample, in any order.
         group_size: responses per problem and agent.
         where: for the message.
@@ -181,29 +182,50 @@ def in_order(
     Raises:
         ArtifactError: an agent lacks a response, or has one too many.
     """
-    rows = {
-        (problem, agent, sample): row
+    known = pa.array(problem_ids, pa.string())
+    order = {}
+    for agent, table in per_agent.items():
+        rows = _rows_in_order(known, table, group_size)
+        if rows is None:
+            raise _misfit(problem_ids, per_agent, group_size, where)
+        order[agent] = rows
+    return order
+
+
+def _rows_in_order(problem_ids: Any, table: pa.Table, group_size: int) -> npt.NDArray[np.int64] | None:
+    """An agent's part of `in_order`; None where it has not just one response of each."""
+    position = pc.index_in(table["problem_id"], value_set=problem_ids)
+    sample = np.asarray(table["sample"], dtype=np.int64)
+    wanted = len(problem_ids) * group_size
+    if len(table) != wanted or position.null_count or not ((sample >= 0) & (sample < group_size)).all():
+        return None
+    place = np.asarray(position, dtype=np.int64) * group_size + sample
+    rows = np.full(wanted, -1, np.int64)
+    rows[place] = np.arange(wanted)
+    return rows if (rows >= 0).all() else None
+
+
+def _misfit(
+    problem_ids: Sequence[str], per_agent: Mapping[str, pa.Table], group_size: int, where: object
+) -> ArtifactError:
+    """The error that names a response which `in_order` lacks, or has too many."""
+    found = Counter(
+        (problem, agent, sample)
         for agent, table in per_agent.items()
-        for row, (problem, sample) in enumerate(
-            zip(table["problem_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
-        )
-    }
-    wanted = [
+        for problem, sample in zip(table["problem_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
+    )
+    wanted = {
         (problem, agent, sample) for problem in problem_ids for agent in per_agent for sample in range(group_size)
-    ]
-    total = sum(map(len, per_agent.values()))
-    odd = sorted(rows.keys() ^ set(wanted))
-    if odd or total != len(wanted):
-        problem, agent, sample = odd[0] if odd else next(iter(rows))
-        raise ArtifactError(
-            f"{'unexpected or repeated' if (problem, agent, sample) in rows else 'no'} response {sample} of {agent} "
-            f"to problem {problem!r}",
-            where=where,
-            expected=f"{len(wanted)} responses",
-            found=total,
-            remedy="repeat generate and verify of this step",
-        )
-    return [(key[1], rows[key]) for key in wanted]
+    }
+    odd = sorted(found.keys() ^ wanted) or [key for key, times in found.items() if times > 1] or [next(iter(found))]
+    problem, agent, sample = odd[0]
+    return ArtifactError(
+        f"{'unexpected or repeated' if odd[0] in found else 'no'} response {sample} of {agent} to problem {problem!r}",
+        where=where,
+        expected=f"{len(problem_ids) * len(per_agent) * group_size} responses",
+        found=found.total(),
+        remedy="repeat generate and verify of this step",
+    )
 
 
 def ordered_responses(
@@ -211,10 +233,14 @@ def ordered_responses(
 ) -> pa.Table:
     """The agents' tables as one, by problem, agent and sample, with `source`; arguments and errors: see `in_order`."""
     order = in_order(problem_ids, per_agent, group_size, where=where)
-    starts = dict(zip(per_agent, np.cumsum([0, *map(len, per_agent.values())]).tolist(), strict=False))
-    rows = pa.array([starts[agent] + row for agent, row in order], pa.int64())
-    every = pa.concat_tables(per_agent.values()).take(rows)
-    return every.append_column("source", pa.array([agent for agent, _ in order], pa.string()))
+    starts = np.cumsum([0, *map(len, per_agent.values())])
+    # [P, N, G]: each agent's responses to a problem follow the agent's before it.
+    rows_png = np.stack(
+        [start + rows.reshape(-1, group_size) for start, rows in zip(starts, order.values(), strict=False)], axis=1
+    )
+    source = np.broadcast_to(np.arange(len(order))[:, None], rows_png.shape)
+    every = pa.concat_tables(per_agent.values()).combine_chunks().take(pa.array(rows_png.ravel()))
+    return every.append_column("source", pa.array(list(order), pa.string()).take(pa.array(source.ravel())))
 
 
 def reward_array(responses: pa.Table, agents: int, group_size: int) -> npt.NDArray[np.float64]:

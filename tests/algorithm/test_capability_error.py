@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from conftest import PARAMS, Cli, make_finished
+from hacpo.algorithm import capability_error
 from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows, capability_summary
 from hacpo.algorithm.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
 from hacpo.settings.algorithm import CapabilitySettings
@@ -54,6 +55,14 @@ def test_covariances_by_hand() -> None:
     assert rows["ada"].standard_error == pytest.approx(math.sqrt(1 / 12))
     # Two steps: (1/12 + 1/4) / 2^2 = 1/12, (1/24 + 0) / 4 = 1/96.
     assert smoothed_covariance([covariance[0], [1 / 4, 0.0]]) == pytest.approx([1 / 12, 1 / 96])
+
+
+def test_sums_grow_with_the_problems_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 agents and 50 problems: 2 * 50 means of a problem, 2 of an agent, 2 * 2 covariances."""
+    sums = []
+    monkeypatch.setattr(capability_error.math, "fsum", lambda values: sums.append(1) or 0.0)
+    accuracy_covariance(np.ones((2, 50, 4)))
+    assert len(sums) == 2 * 50 + 2 + 2 * 2
 
 
 def test_more_samples_of_the_same_answers_do_not_narrow_it() -> None:
