@@ -132,8 +132,9 @@ class FileTokenizer:
         assert not clean_up_tokenization_spaces
         return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def get_chat_template(self) -> str | None:
-        """The chat template."""
+    def get_chat_template(self) -> str:
+        """The chat template of a folder that has one."""
+        assert self.chat_template is not None
         return self.chat_template
 
     def get_vocab(self) -> dict[str, int]:
@@ -153,7 +154,7 @@ class FileTokenizer:
     def all_special_ids(self) -> list[int]:
         """Ids of the tokens with a role, and of the others that are named special."""
         contents = dict.fromkeys([*self.special_tokens_map.values(), *self.extra_special_tokens])
-        return [int(self.backend_tokenizer.token_to_id(content)) for content in contents]
+        return [self._id(content) for content in contents]
 
     @property
     def eos_token_id(self) -> int | None:
@@ -172,7 +173,12 @@ class FileTokenizer:
 
     def _with_role(self, role: str) -> int | None:
         content = self.special_tokens_map.get(role)
-        return None if content is None else int(self.backend_tokenizer.token_to_id(content))
+        return None if content is None else self._id(content)
+
+    def _id(self, content: str) -> int:
+        token_id = self.backend_tokenizer.token_to_id(content)
+        assert token_id is not None  # `_Source.is_plain`: every token that is named is there
+        return int(token_id)
 
 
 def tokenizer_of_file(folder: Path) -> FileTokenizer | None:
