@@ -31,7 +31,7 @@ from hacpo.algorithm.advantage_table import CapabilityRow, capability_rows
 from hacpo.algorithm.group_advantage import step_advantages
 from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.algorithm.trace import trace_columns
-from hacpo.algorithm.updates import shuffle_seed, update_slots
+from hacpo.algorithm.updates import shuffle_seeds, update_slots
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.tables import step_dir
 from hacpo.artifacts.weights import policy_hash
@@ -274,9 +274,9 @@ class Maker:
             order.source,
             logprobs.lengths,
             learner=AGENTS.index(learner),
-            updates=settings.updates_per_step,
+            updates=settings.updates_per_pass,
             order="mixed",
-            seed=shuffle_seed(settings.seed, step, learner),
+            seed=shuffle_seeds(settings, step, learner)[0],
         )
         mean = logprobs.sums() / logprobs.lengths
         learner_logprob = mean * np.where(own & (update == 0), 1.0, self.random.normal(1.0, 0.05, len(own)))

@@ -126,7 +126,7 @@ def measure(case: dict[str, Any]) -> dict[str, float]:
     )
     rows = [_row(number, case["length"], case["vocabulary"]) for number in range(4 * case["rows"])]
     pool = TrainingPool(pa.Table.from_pylist(rows), [None] * len(rows))
-    plan = plan_updates(pool.table, updates=2, order="mixed", seed=None)
+    plan = plan_updates(pool.table, updates=2, order="mixed", seeds=[None])
     algorithm = AlgorithmSettings.model_validate({**RECIPES["gspo"], "recipe": "gspo"})
     dtype = getattr(torch, case["dtype"])
     with joined(LauncherSettings(), torch.device("cpu"), fsdp=dtype != torch.float32) as world:

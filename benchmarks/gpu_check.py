@@ -99,7 +99,7 @@ def _trained(architecture: str, device: str, dtype: Any) -> tuple[list[float], f
             device=place,
         )
         pool = TrainingPool(pa.Table.from_pylist(rows), [None] * len(rows))
-        trace, metrics = trainer.train(plan_updates(pool.table, updates=1, order="mixed", seed=None), pool)
+        trace, metrics = trainer.train(plan_updates(pool.table, updates=1, order="mixed", seeds=[None]), pool)
     return trace.sort_by("rollout_id")["learner_logprob"].to_pylist(), metrics["grad_norm"]
 
 

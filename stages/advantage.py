@@ -68,7 +68,8 @@ def advantage(
             columns = advantage_columns(
                 responses,
                 learner=name,
-                agents=agents if settings.algorithm.rollouts.share else [name],
+                agents=settings.compared_with(name),
+                sources=settings.learned_from(name),
                 group_size=group_size,
                 capabilities=capabilities_used(rows, settings.algorithm.advantage),
                 settings=settings.algorithm.advantage,
@@ -81,7 +82,9 @@ def advantage(
                 rows_per_shard=settings.storage.rows_per_shard,
             )
             stage.metrics |= {f"{name}.{key}": value for key, value in advantage_summary(columns).items()}
-    stage.metrics |= capability_summary(rows, settings.algorithm.capability, share=settings.algorithm.rollouts.share)
+    stage.metrics |= capability_summary(
+        rows, settings.algorithm.capability, coupled=settings.algorithm.rollouts.coupled
+    )
     stage.summary = ", ".join(f"{row.agent} {row.capability:.3f}" for row in rows)
     if whole_run:
         stage.remarks = lessons.remarks

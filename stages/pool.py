@@ -39,7 +39,7 @@ def pool(stage: Stage) -> None:
     from hacpo.artifacts.problem_rows import ScheduledProblem
 
     settings, learner = stage.settings, stage.mine
-    sources = list(settings.agents) if settings.algorithm.rollouts.share else [learner]
+    sources = settings.learned_from(learner)
     problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
     rollouts = {}
     for source in sources:

@@ -33,7 +33,7 @@ def update(stage: Stage) -> None:
         return
     import torch
 
-    from hacpo.algorithm.updates import plan_updates, shuffle_seed
+    from hacpo.algorithm.updates import plan_updates, shuffle_seeds
     from hacpo.engines.models.checkpoint import resolve_device, save_model
     from hacpo.engines.training.repeatable import repeatable_kernels
     from hacpo.engines.training.trainer import Trainer
@@ -60,10 +60,10 @@ def update(stage: Stage) -> None:
             trainer.load(optimizer_state)
         plan = plan_updates(
             pool.table,
-            updates=settings.updates_per_step,
+            updates=settings.updates_per_pass,
             order=loss.minibatch_order,
             ranks=loss.ranks,
-            seed=shuffle_seed(settings.seed, step, agent) if loss.shuffle else None,
+            seeds=shuffle_seeds(settings, step, agent),
         )
         begun = time.perf_counter()
         trace, metrics = trainer.train(plan, pool, stage.progress)
@@ -80,7 +80,8 @@ def update(stage: Stage) -> None:
     if stage.in_place and not settings.fsdp:
         stage.session.models.keep(agent, policy, settings.engine, model)
     stage.metrics |= metrics
-    stage.metrics |= {"updates": len(plan.rows), "tokens": sum(pool.table["learner_tokens"].to_pylist())}
+    tokens = sum(pool.table["learner_tokens"].to_pylist()) * settings.algorithm.rollouts.passes
+    stage.metrics |= {"updates": len(plan.rows), "tokens": tokens}
     stage.summary = _summary(stage)
 
 

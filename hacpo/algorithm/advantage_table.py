@@ -107,19 +107,21 @@ def capabilities_used(rows: Iterable[CapabilityRow], settings: AdvantageSettings
     return {row.agent: row.oracle if settings.baseline == "oracle" else row.capability for row in rows}
 
 
-def capability_summary(rows: Iterable[CapabilityRow], settings: CapabilitySettings, *, share: bool) -> dict[str, float]:
+def capability_summary(
+    rows: Iterable[CapabilityRow], settings: CapabilitySettings, *, coupled: bool
+) -> dict[str, float]:
     """What the capability table says of each agent, and how sure it is; keys as in the stage's metrics.
 
     Args:
         rows: of the table.
-        share: whether agents learn from each other, so that omega is used.
+        coupled: whether agents learn from each other's responses or rewards, so that omega is used.
 
     Returns:
         `<agent>.accuracy`, `<agent>.capability`; `<agent>.standard_error` of the capability, where it is known;
         with `samples`, `<agent>.accuracy_error` and `<agent>.capability_error`: the estimate from the first m responses
         to each problem minus that from all;
         with an oracle, `<agent>.oracle` and `<agent>.oracle_error`: the estimate minus what the oracle says;
-        with `share`, for every two agents `<of>.<relative to>.omega`, and where it is known its 95 % interval, `_low`
+        with `coupled`, for every two agents `<of>.<relative to>.omega`, and where it is known its 95 % interval, `_low`
         and `_high`; with an oracle `_oracle`.
     """
     bounds = {"ratio_min": settings.ratio_min, "ratio_max": settings.ratio_max}
@@ -137,7 +139,7 @@ def capability_summary(rows: Iterable[CapabilityRow], settings: CapabilitySettin
             summary[f"{name}.capability_error"] = row.capability - smoothed(row.window_all, settings.floor)
         if row.oracle is not None:
             summary |= {f"{name}.oracle": row.oracle, f"{name}.oracle_error": row.capability - row.oracle}
-        for j, other in enumerate(rows if share else ()):
+        for j, other in enumerate(rows if coupled else ()):
             if j == k:
                 continue
             key = f"{name}.{other.agent}.omega"
@@ -156,6 +158,7 @@ def advantage_columns(
     *,
     learner: str,
     agents: Sequence[str],
+    sources: Sequence[str],
     group_size: int,
     capabilities: Mapping[str, float | None],
     settings: AdvantageSettings,
@@ -165,11 +168,11 @@ def advantage_columns(
 
     Args:
         responses: rollout_id, problem_id, source and reward of every response of the step, by problem, agent, sample.
-        agents: whose responses this learner learns from: all, or itself alone.
+        agents: whose rewards this learner's responses are measured against: all, or its own alone.
+        sources: whose responses it learns from, and which are the table's rows: some of `agents`.
         capabilities: agent -> what omega is made of: its smoothed capability; under `baseline: oracle` the oracle's.
     """
-    of_agents = pc.is_in(responses["source"], value_set=pa.array(agents, pa.string()))
-    used = responses if pc.all(of_agents).as_py() else responses.filter(of_agents).combine_chunks()
+    used = _of(responses, agents)
     values = step_advantages(
         reward_array(used, len(agents), group_size),
         learner=list(agents).index(learner),
@@ -177,24 +180,31 @@ def advantage_columns(
         settings=settings,
         capability_settings=capability_settings,
     )
+    rows, learned_n = _of(used, sources), [agent in sources for agent in agents]
     return {
-        **{name: used[name] for name in ("rollout_id", "problem_id", "source")},
-        "is_self": np.asarray(pc.equal(used["source"], learner)),
-        "reward": used["reward"],
+        **{name: rows[name] for name in ("rollout_id", "problem_id", "source")},
+        "is_self": np.asarray(pc.equal(rows["source"], learner)),
+        "reward": rows["reward"],
         **{
-            name: getattr(values, name).ravel()
+            name: getattr(values, name)[:, learned_n].ravel()
             for name in ("baseline", "sigma", "advantage", "omega", "effective_advantage", "uniform", "guarded")
         },
     }
 
 
+def _of(responses: pa.Table, agents: Sequence[str]) -> pa.Table:
+    of_agents = pc.is_in(responses["source"], value_set=pa.array(agents, pa.string()))
+    return responses if pc.all(of_agents).as_py() else responses.filter(of_agents).combine_chunks()
+
+
 def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
     """What a reader should watch in one learner's advantages: dead groups, baselines above 1, and what they do.
 
-    A group is a problem with all responses that this learner learns from; it is live if its rewards differ. Shares of
-    groups are about the learner's own baseline mu^(k), in force on its own responses. The best responses of a live
-    group are those whose reward nothing in the group exceeds: with 0/1 rewards the correct ones, and with graded
-    rewards still those that no baseline should punish. A share of nothing is 0; `live_groups` tells it from a true 0.
+    A group is a problem with all responses whose rewards this learner's are measured against; it is live if these
+    differ. Shares of groups are about the learner's own baseline mu^(k), in force on its own responses. The best
+    responses of a live group are those of the learner's rows whose reward no other row of the group exceeds, where
+    these differ: with 0/1 rewards the correct ones, and with graded rewards still those that no baseline should punish.
+    A share of nothing is 0; `live_groups` tells it from a true 0.
 
     Args:
         columns: of the advantages table of one learner and step.
@@ -219,7 +229,7 @@ def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
     # mu^(k) is the same on all own responses to a problem: the first stands for its group.
     first = np.flatnonzero(own)[np.unique(problem[own], return_index=True)[1]]
     live_first = first[~uniform[first]]
-    best = ~uniform & best_responses(problem, reward.astype(np.float64))
+    best = ~uniform & better_responses(problem, reward.astype(np.float64))
     punished = advantage < 0
     summary = {
         "groups": float(len(first)),
@@ -250,6 +260,14 @@ def best_responses(problem: NDArray[Any], reward: NDArray[np.float64]) -> NDArra
     np.maximum.at(highest, group, reward)
     np.maximum.at(largest, group, np.abs(reward))
     return np.asarray(highest[group] - reward <= UNIFORM_TOLERANCE * largest[group])
+
+
+def better_responses(problem: NDArray[Any], reward: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """The best responses to a problem that has worse ones too, [rows]: where all are equally good none is among them.
+
+    In a live group that can be so where a learner's rows are its own alone, and others' rewards are compared with.
+    """
+    return best_responses(problem, reward) & ~best_responses(problem, -reward)
 
 
 def _share(flags: NDArray[np.bool_]) -> float:

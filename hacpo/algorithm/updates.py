@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from hacpo.algorithm.dealing import Ints, balanced, self_first, slots_of_ranks
 from hacpo.algorithm.training_pool import list_lengths
 from hacpo.seeds import derive_seed
+from hacpo.settings.root import Settings
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,9 @@ def update_slots(
     return np.where(own_b, cut(0, own_share), cut(own_share, updates - own_share))
 
 
-def plan_updates(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed: int | None) -> UpdatePlan:
+def plan_updates(
+    pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seeds: Sequence[int | None]
+) -> UpdatePlan:
     """Split a step's pool into its updates; rows of similar length share a forward pass.
 
     Args:
@@ -83,17 +87,19 @@ def plan_updates(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, se
     Raises:
         DataError: the rows cannot be dealt evenly to the ranks.
     """
-    slots = pool_slots(pool, updates=updates, order=order, ranks=ranks, seed=seed)
+    slots_pb = pool_slots(pool, updates=updates, order=order, ranks=ranks, seeds=seeds)
     kept = np.asarray(pc.equal(pool["status"], "kept"))
     lengths = list_lengths(pool["prompt_token_ids"]) + list_lengths(pool["token_ids"])
-    parts = [np.flatnonzero(kept & (slots == update)) for update in range(updates)]
+    parts = [
+        np.flatnonzero(kept & (slots == update)) for slots, pass_ in _each_update(slots_pb, updates) for update in pass_
+    ]
     # Less padding, and still the same order every time.
     by_length = [part[np.argsort(lengths[part], kind="stable")].tolist() for part in parts]
-    return UpdatePlan(by_length, scheduled(pool["source"], slots, updates))
+    return UpdatePlan(by_length, scheduled(pool["source"], slots_pb, updates))
 
 
-def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed: int | None) -> Ints:
-    """The update that sees each row of a pool, -1 if none does.
+def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seeds: Sequence[int | None]) -> Ints:
+    """The update that sees each row of a pool in each pass over it, -1 if none does, [passes, B].
 
     Prompts are shuffled, or taken in the pool's order. `mixed`: they are cut into `updates` equal parts, each with all
     responses to its prompts. `self_first`: the first updates see only own responses, the later ones only cross
@@ -103,10 +109,10 @@ def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed
     Args:
         pool: every row in table order (by problem, agent and sample), unusable ones too: problem_id, source, is_self,
             and for `balanced` prompt_token_ids and source_tokens.
-        updates: number of updates.
+        updates: number of updates of one pass; those of a later pass are counted on from it.
         order: `LossSettings.minibatch_order`.
         ranks: ranks that `self_first` and `balanced` deal the responses to.
-        seed: of the shuffle; None does not shuffle.
+        seeds: of each pass's shuffle (`shuffle_seeds`); None does not shuffle.
 
     Raises:
         DataError: the rows cannot be dealt evenly to the ranks.
@@ -115,7 +121,7 @@ def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed
     source_b, length_b = _numbered(pool["source"]), np.zeros(len(pool), np.int64)
     if order == "balanced":
         length_b = list_lengths(pool["prompt_token_ids"]) + np.asarray(pool["source_tokens"], dtype=np.int64)
-    return update_slots(
+    return step_slots(
         _numbered(pool["problem_id"]),
         source_b,
         length_b,
@@ -123,17 +129,58 @@ def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed
         updates=updates,
         order=order,
         ranks=ranks,
-        seed=seed,
+        seeds=seeds,
     )
 
 
-def scheduled(sources: Any, slots: Ints, updates: int) -> list[dict[str, int]]:
+def step_slots(
+    problem_b: Ints,
+    source_b: Ints,
+    length_b: Ints,
+    *,
+    learner: int,
+    updates: int,
+    order: str,
+    ranks: int = 1,
+    seeds: Sequence[int | None],
+) -> Ints:
+    """`update_slots` of each pass, every pass's updates counted on from those before, [passes, B].
+
+    Args:
+        updates: number of updates of one pass.
+        seeds: of each pass's shuffle; the others as for `update_slots`.
+
+    Raises:
+        DataError: the rows cannot be dealt evenly to the ranks.
+    """
+    passes = []
+    for number, seed in enumerate(seeds):
+        slots = update_slots(
+            problem_b, source_b, length_b, learner=learner, updates=updates, order=order, ranks=ranks, seed=seed
+        )
+        passes.append(np.where(slots < 0, -1, slots + number * updates))
+    return np.stack(passes)
+
+
+def scheduled(sources: Any, slots_pb: Ints, updates: int) -> list[dict[str, int]]:
     """Per update, source -> responses that it sees, the unusable ones included.
 
     Args:
         sources: of each row of the pool, an Arrow column.
+        slots_pb: the update that sees each row in each pass.
+        updates: of one pass.
     """
-    return [dict(Counter(sources.filter(pa.array(slots == update)).to_pylist())) for update in range(updates)]
+    return [
+        dict(Counter(sources.filter(pa.array(slots == update)).to_pylist()))
+        for slots, pass_ in _each_update(slots_pb, updates)
+        for update in pass_
+    ]
+
+
+def _each_update(slots_pb: Ints, updates: int) -> Iterator[tuple[Ints, range]]:
+    """Of each pass, the rows' slots and the numbers of its updates."""
+    for number, slots in enumerate(slots_pb):
+        yield slots, range(number * updates, (number + 1) * updates)
 
 
 def _numbered(names: Any) -> Ints:
@@ -141,6 +188,9 @@ def _numbered(names: Any) -> Ints:
     return np.asarray(pc.index_in(names, value_set=pc.unique(names)), dtype=np.int64)
 
 
-def shuffle_seed(seed: int, step: int, agent: str) -> int:
-    """Seed of the step's shuffle of prompts."""
-    return derive_seed(seed, "update", step, agent)
+def shuffle_seeds(settings: Settings, step: int, agent: str) -> list[int | None]:
+    """Seeds of the shuffle of prompts in each pass of a step; None where `loss.shuffle` is off."""
+    rollouts, loss = settings.algorithm.rollouts, settings.algorithm.loss
+    first = derive_seed(settings.seed, "update", step, agent)
+    later = [derive_seed(settings.seed, "update", step, agent, number) for number in range(1, rollouts.passes)]
+    return [first, *later] if loss.shuffle else [None] * rollouts.passes

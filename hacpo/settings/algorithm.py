@@ -20,6 +20,23 @@ class RolloutUse(Section):
         source="section 5.1",
         ge=1,
     )
+    passes: int = knob(
+        doc="How many times a step's updates go through its responses, each time in another order of prompts; ratios "
+        "divide by the policy before the first of them.",
+        unit="times",
+        source="PPO's epochs",
+        ge=1,
+    )
+    share_rewards: bool = knob(
+        doc="Beside `share: false`: a response is measured against every agent's rewards (true), although only one's "
+        "own responses are learned from, or against the rewards of one's own alone (false).",
+        source="XGRPO, arXiv 2605.07244",
+    )
+
+    @property
+    def coupled(self) -> bool:
+        """Whether what one agent samples has a part in what another learns."""
+        return self.share or self.share_rewards
 
 
 class CapabilitySettings(Section):
@@ -169,6 +186,15 @@ class AlgorithmSettings(Section):
     importance: ImportanceSettings
     clip: ClipSettings
     loss: LossSettings
+
+    @model_validator(mode="after")
+    def _shares_once(self) -> AlgorithmSettings:
+        if self.rollouts.share and self.rollouts.share_rewards:
+            raise ValueError(
+                "rollouts.share_rewards: true shares rewards alone and needs `rollouts.share: false`; "
+                "`rollouts.share: true` shares rewards with the responses"
+            )
+        return self
 
     @model_validator(mode="after")
     def _oracle_is_one(self) -> AlgorithmSettings:

@@ -223,9 +223,36 @@ def _types_in(annotation: Any) -> list[Any]:
     return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
 
 
+SILENT = {
+    "algorithm.rollouts.passes": 1,
+    "algorithm.rollouts.share_rewards": False,
+}
+"""Switches of single recipes, and the value at which they do nothing. Where both a run and its recipe's preset have
+that value, neither its settings.json nor its tables name them: their bytes, and what DVC compares, are those of a run
+that was made without the switch."""
+
+
 def dump(settings: Settings) -> dict[str, Any]:
-    """The resolved settings as plain JSON values, with `agent_names` beside them so that names can be tracked alone."""
-    return {**settings.model_dump(mode="json"), "agent_names": list(settings.agents)}
+    """The resolved settings as plain JSON values, with `agent_names` beside them so that names can be tracked alone;
+    without the switches that do nothing (`SILENT`)."""
+    tree = settings.model_dump(mode="json")
+    preset = leaves(RECIPES[settings.algorithm.recipe], "algorithm")
+    for key, value in SILENT.items():
+        _, block, name = key.split(".")
+        if tree["algorithm"][block][name] == value == preset[key]:
+            del tree["algorithm"][block][name]
+    return {**tree, "agent_names": list(settings.agents)}
+
+
+def spoken_out(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of what `dump` gives, as `hacpo.settings` has it, with the switches that it is silent about: those of the
+    blocks that it holds."""
+    result = copy.deepcopy(dict(tree))
+    for key, value in SILENT.items():
+        _, block, name = key.split(".")
+        if isinstance(found := result.get("algorithm", {}).get(block), dict):
+            found.setdefault(name, value)
+    return result
 
 
 ADDED = {"disk.fsync": True, "retention.cache": None}

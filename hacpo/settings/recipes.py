@@ -1,4 +1,4 @@
-"""The paper's recipes as values of the `algorithm` block."""
+"""The paper's recipes and its neighbours' as values of the `algorithm` block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.base import merged
 
 _HACPO: dict[str, Any] = {
-    "rollouts": {"share": True, "group_multiplier": 1},
+    "rollouts": {"share": True, "group_multiplier": 1, "passes": 1, "share_rewards": False},
     "capability": {
         "metric": "reward_mean",
         "window": 5,
@@ -56,12 +56,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "hacpo": {},
         "gspo": _OWN_ONLY,
         "gspo_x2": merged(_OWN_ONLY, {"rollouts": {"group_multiplier": 2}}),
+        "gspo_two_passes": merged(_OWN_ONLY, {"rollouts": {"passes": 2}}),
         "grpo": merged(_OWN_ONLY, {"importance": {"level": "token"}, "clip": {"own_low": 0.2, "own_high": 0.28}}),
         "naive": {
             "advantage": {"baseline": "joint", "discrepancy": False},
             "importance": {"alpha": 0.0},
             "clip": {"cross": "own"},
         },
+        "xgrpo": merged(_OWN_ONLY, {"rollouts": {"share_rewards": True}}),
         "no_capability_baseline": {"advantage": {"baseline": "joint"}},
         "no_discrepancy": {"advantage": {"discrepancy": False}},
         "no_clip": {"clip": {"cross": "none"}},
@@ -95,8 +97,9 @@ RECIPES: dict[str, dict[str, Any]] = {
         },
     }.items()
 }
-"""Every recipe of the paper as values of the `algorithm` block (docs/recipes.md), and what the authors' two
-code bases do where they differ (docs/reference_code.md). What else one more needs: docs/house.md, "How to add"."""
+"""Every recipe of the paper and of its neighbours as values of the `algorithm` block (docs/recipes.md), and what the
+authors' two code bases do where they differ (docs/reference_code.md). What else one more needs: docs/house.md, "How to
+add"."""
 
 
 def overridden(algorithm: AlgorithmSettings) -> list[str]:

@@ -153,6 +153,14 @@ class Settings(Section):
         """Agents whose responses one learns from."""
         return len(self.agents) if self.algorithm.rollouts.share else 1
 
+    def learned_from(self, learner: str) -> list[str]:
+        """The agents whose responses a learner trains on, in the order of params.yaml."""
+        return list(self.agents) if self.algorithm.rollouts.share else [learner]
+
+    def compared_with(self, learner: str) -> list[str]:
+        """The agents whose rewards a learner's responses are measured against, in the order of params.yaml."""
+        return list(self.agents) if self.algorithm.rollouts.coupled else [learner]
+
     @property
     def dealt(self) -> bool:
         """Whether a step's responses are dealt to ranks one by one, rather than split over its updates by prompt."""
@@ -171,10 +179,14 @@ class Settings(Section):
 
     @property
     def updates_per_step(self) -> int:
-        """Updates of one agent in one step: U, times n when sharing, times the group multiplier."""
-        rollouts = self.algorithm.rollouts
+        """Updates of one agent in one step: those of a pass over its responses, times the passes."""
+        return self.updates_per_pass * self.algorithm.rollouts.passes
+
+    @property
+    def updates_per_pass(self) -> int:
+        """Updates that see a response once: U, times n when sharing, times the group multiplier."""
         base = -(-self.batch.prompts // self.batch.minibatch_prompts)
-        return base * rollouts.group_multiplier * self.sources
+        return base * self.algorithm.rollouts.group_multiplier * self.sources
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
@@ -198,7 +210,7 @@ class Settings(Section):
         best, known = self.retention.keep_best, self.evaluation.headlines
         if best is not None and best not in known:
             raise ValueError(f"retention.keep_best: {best!r} is none of {', '.join(known)}")
-        compared = self.sources * self.responses_per_prompt
+        compared = (len(self.agents) if self.algorithm.rollouts.coupled else 1) * self.responses_per_prompt
         if compared < 2:
             raise ValueError(
                 f"sampling.group_size: recipe {self.algorithm.recipe!r} compares responses to one prompt and needs at "
@@ -261,7 +273,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _ranks_deal_evenly(self) -> Settings:
-        loss, updates = self.algorithm.loss, self.updates_per_step
+        loss, updates = self.algorithm.loss, self.updates_per_pass
         if loss.minibatch_order == "mixed" and loss.ranks > 1:
             raise ValueError(
                 "algorithm.loss.ranks: responses are dealt to ranks under algorithm.loss.minibatch_order self_first or "
@@ -282,7 +294,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _updates_have_prompts(self) -> Settings:
-        updates, rollouts = self.updates_per_step, self.algorithm.rollouts
+        updates, rollouts = self.updates_per_pass, self.algorithm.rollouts
         if self.dealt:
             return self
         if rollouts.share and len(self.agents) > 1 and self.algorithm.loss.minibatch_order == "self_first":

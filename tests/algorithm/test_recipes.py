@@ -40,7 +40,7 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
     """Advantages, terms, loss and its gradient per response token for learner 0."""
     settings = algorithm(recipe)
     multiplier = settings.rollouts.group_multiplier
-    agents = 2 if settings.rollouts.share else 1
+    agents = 2 if settings.rollouts.coupled else 1
     rewards = np.tile(REWARDS[:, :agents], (1, 1, multiplier))
     advantages = step_advantages(
         rewards,
@@ -49,6 +49,7 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
         settings=settings.advantage,
         capability_settings=settings.capability,
     )
+    shared = 2 if settings.rollouts.share else 1
     cross = [[math.log(ratio)] * 2 for ratio in CROSS_RATIOS] if settings.rollouts.share else []
     log_ratios = torch.tensor(OWN_LOG_RATIOS * multiplier + cross, dtype=torch.float64)
     source = torch.tensor([0] * 4 * multiplier + [1] * len(cross))
@@ -60,7 +61,7 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
         source_tokens_b=torch.full((rows,), 2),
         text_bytes_b=torch.full((rows,), 5),
         is_self_b=source == 0,
-        effective_advantage_b=torch.from_numpy(advantages.effective_advantage.ravel()),
+        effective_advantage_b=torch.from_numpy(advantages.effective_advantage[:, :shared].ravel()),
         row_weight_b=row_weights(source, torch.bincount(source), settings.loss.aggregation),
         sampler_weight_b=torch.ones(rows, dtype=torch.float64),
         old_logprobs_bt=torch.full((rows, 2), -1.0),
@@ -88,7 +89,8 @@ def test_every_recipe_is_finite_and_adds_up(recipe: str) -> None:
         expected = -(objectives[:own].mean() + (objectives[own:].mean() if len(objectives) > own else 0.0)).item()
     assert loss.item() == pytest.approx(expected, rel=1e-13)
     # A clipped response has no gradient but that of its KL; any other with an advantage has one.
-    alive = ~terms.clipped_b & torch.from_numpy(advantages.effective_advantage.ravel() != 0)
+    learned = advantages.effective_advantage[:, : 2 if algorithm(recipe).rollouts.share else 1].ravel()
+    alive = ~terms.clipped_b & torch.from_numpy(learned != 0)
     if recipe.startswith("reference_code"):
         alive[:own] = True
     assert torch.equal((gradient != 0).any(dim=1), alive)
@@ -165,6 +167,17 @@ def test_gspo_x2_is_gspo_on_twice_the_group() -> None:
     np.testing.assert_array_equal(one.baseline[0, 0], two.baseline[0, 0, :4])
     # The same spread over seven degrees of freedom instead of three: 8 * 0.1875 / 7 against 4 * 0.1875 / 3.
     np.testing.assert_allclose(two.sigma, math.sqrt(1.5 / 7), rtol=1e-14)
+
+
+def test_xgrpo_is_gspo_with_everybodys_rewards_in_baseline_and_scale() -> None:
+    # Joint mean 4 / 8 = 0.5, sigma_joint: A = 0.5 and -0.5 over it, on the learner's own four answers. gspo: 0.25.
+    joint, alone = run("xgrpo"), run("gspo")
+    np.testing.assert_allclose(joint[0].advantage[0, 0], np.array([0.5, -0.5, -0.5, -0.5]) / SCALE, rtol=1e-14)
+    assert len(joint[1].objective_b) == 4  # no foreign response
+    for name in ("ratio_b", "lower_b", "upper_b", "clipped_b", "is_weight_b"):
+        assert torch.equal(getattr(joint[1], name), getattr(alone[1], name))
+    # 1.0004 is the clipped ratio of e^.2: the right answer's term.
+    assert joint[1].objective_b[0].item() == pytest.approx(1.0004 * 0.5 / SCALE, rel=1e-14)
 
 
 def test_what_the_reference_code_presets_change() -> None:

@@ -120,7 +120,7 @@ def test_balanced_order_with_the_authors_batch() -> None:
 )
 def test_the_plan_puts_every_row_where_the_slots_say(order: str, seed: int | None, updates: int, cross: int) -> None:
     rows = pool(7, 2, cross)
-    plan = plan_updates(pa.Table.from_pylist(rows), updates=updates, order=order, seed=seed)
+    plan = plan_updates(pa.Table.from_pylist(rows), updates=updates, order=order, seeds=[seed])
     slots = slots_of(7, 2, cross, updates, order, seed=seed)
     assert len(plan.rows) == len(plan.counts) == updates
     for update, (part, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):

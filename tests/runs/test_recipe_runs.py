@@ -47,8 +47,11 @@ def table(base: Path, name: str, agent: str, key: str = "agent") -> pl.DataFrame
     return pl.read_parquet(base / name / "step=0001" / f"{key}={agent}" / "*.parquet", hive_partitioning=False)
 
 
-# recipe: learns from everybody, times the rollouts, times the updates of `gspo` (n: once per agent)
+# recipe: learns from everybody, times the rollouts, times the updates of `gspo` (n: once per agent), besides passes
+PASSES = {"gspo_two_passes": 2}
 EXPECTED: dict[str, tuple[bool, int]] = {
+    "gspo_two_passes": (False, 1),
+    "xgrpo": (False, 1),
     "grpo": (False, 1),
     "gspo": (False, 1),
     "gspo_x2": (False, 2),
@@ -63,7 +66,7 @@ EXPECTED: dict[str, tuple[bool, int]] = {
 }
 
 
-def check_counts(base: Path, names: list[str], share: bool, multiplier: int) -> None:
+def check_counts(base: Path, names: list[str], share: bool, multiplier: int, passes: int = 1) -> None:
     n = len(names)
     for agent in names:
         rollouts = table(base, "rollouts", agent)
@@ -77,9 +80,9 @@ def check_counts(base: Path, names: list[str], share: bool, multiplier: int) -> 
         assert pool["rollout_id"].to_list() == table(base, "advantages", agent, "learner")["rollout_id"].to_list()
         trace = table(base, "updates", agent)
         kept = pool.filter(pl.col("status") == "kept")
-        assert sorted(trace["rollout_id"]) == sorted(kept["rollout_id"])  # each once: one epoch
+        assert sorted(trace["rollout_id"]) == sorted([*kept["rollout_id"]] * passes)  # each once in a pass
         # U, GSPO x2 2U, sharing n U.
-        updates = UPDATES * multiplier * (n if share else 1)
+        updates = UPDATES * multiplier * (n if share else 1) * passes
         assert sorted(set(trace["update"])) == list(range(updates))
         metrics = json.loads((base / "metrics" / "update" / "step=0001" / f"{agent}.json").read_text())
         assert metrics["updates"] == updates
@@ -93,7 +96,7 @@ def test_rollouts_and_updates_of_every_recipe(project: Path, cli: Cli, recipe: s
     names = new_run("one", agents=agents, algorithm=f"{{recipe: {recipe}}}")
     base = train(cli, "one", names)
     share, multiplier = EXPECTED[recipe]
-    check_counts(base, names, share, multiplier)
+    check_counts(base, names, share, multiplier, PASSES.get(recipe, 1))
 
 
 # --- one agent -------------------------------------------------------------------------------------------------------

@@ -50,8 +50,11 @@ ROWS: dict[str, dict[str, Any]] = {
     **{f"tiny/large/alpha_{alpha}": {"importance": {"alpha": float(alpha)}} for alpha in (0, 1, 2)},
     "tiny/large/no_stepwise": {"clip": {"cross_step": 0.0}},  # Figure 4
     "tiny/large/no_clip": {},
+    # Not the paper's
+    **{f"tiny/size/{recipe}": {} for recipe in ("gspo_two_passes", "xgrpo")},
 }
 BASELINES = ("grpo", "gspo", "gspo_x2", "naive")
+NEIGHBOURS = ("gspo_two_passes", "xgrpo")  # whose cross term, if any, is not HACPO's
 
 SIZE, LARGE = "paper/qwen3-1b7-base_qwen3-4b-base", "paper/qwen3-4b-base_qwen3-8b-base"
 ALPHA = {SIZE: 1.0, LARGE: 3.0}  # Table 5; both pairs have delta 0.2 and delta_step 0.025, as the preset
@@ -72,7 +75,14 @@ PAPER_ABLATIONS: dict[str, dict[str, Any]] = {
 }
 
 # recipe: how many agents' rollouts one learns from out of n, times the rollouts and, beside n, times the updates.
-COUNTS = {"grpo": (False, 1), "gspo": (False, 1), "gspo_x2": (False, 2)}
+COUNTS = {
+    "grpo": (False, 1),
+    "gspo": (False, 1),
+    "gspo_x2": (False, 2),
+    "gspo_two_passes": (False, 1),
+    "xgrpo": (False, 1),
+}
+PASSES = {"gspo_two_passes": 2}
 SHARED = (True, 1)
 
 
@@ -88,7 +98,7 @@ def expected_algorithm(run: str) -> dict[str, Any]:
     tree = dict(RECIPES[recipe])
     if recipe != "grpo":  # the tiny models' own interval, for sequence ratios
         tree = merged(tree, {"clip": {"own_low": 0.03, "own_high": 0.03}})
-    if recipe not in BASELINES:
+    if recipe not in (*BASELINES, *NEIGHBOURS):
         tree = merged(tree, {"importance": {"alpha": alpha}, "clip": {"cross_delta": delta, "cross_step": step}})
     return merged({"recipe": recipe, **tree}, ROWS[run])
 
@@ -134,12 +144,12 @@ def test_every_row_of_the_paper_has_its_file_and_nothing_else_is_there() -> None
 def test_an_ablation_at_the_papers_scale_differs_in_its_one_switch(run: str) -> None:
     """From the pair's HACPO, whose row of Table 5 it keeps; Figure 4's are also longer, and looked at more often."""
     pair = "/".join(run.split("/")[:2])
-    hacpo = settings_of.dump(settings_of.load(SHIPPED[f"{pair}/hacpo"]))
+    hacpo = settings_of.spoken_out(settings_of.dump(settings_of.load(SHIPPED[f"{pair}/hacpo"])))
     assert hacpo["algorithm"] == merged({"recipe": "hacpo", **RECIPES["hacpo"]}, {"importance": {"alpha": ALPHA[pair]}})
     length = {"steps": 150} if "/figure_4/" in run else {"steps": 58}
     evaluation = {"evaluation": {"every": 15}} if "/figure_4/" in run else {}
     expected = merged(hacpo, {**length, **evaluation, "algorithm": PAPER_ABLATIONS[run]})
-    assert settings_of.dump(settings_of.load(SHIPPED[run])) == expected
+    assert settings_of.spoken_out(settings_of.dump(settings_of.load(SHIPPED[run]))) == expected
 
 
 @pytest.mark.parametrize("run", sorted(ROWS))
@@ -338,6 +348,7 @@ def rows(table: str, step: int, **agent: str) -> pl.DataFrame:
 def check_counts(agents: list[str], recipe: str) -> None:
     """Rollouts, pools and updates of both steps as in docs/recipes.md's table of recipes."""
     share, times = COUNTS.get(recipe, SHARED)
+    passes = PASSES.get(recipe, 1)
     for step in (1, 2):
         for agent in agents:
             sources = agents if share else [agent]
@@ -345,8 +356,8 @@ def check_counts(agents: list[str], recipe: str) -> None:
             pool = rows("pool", step, learner=agent)
             assert dict(pool["source"].value_counts().iter_rows()) == dict.fromkeys(sources, PROMPTS * GROUP * times)
             trace = rows("updates", step, agent=agent)
-            assert sorted(trace["rollout_id"]) == sorted(pool.filter(status="kept")["rollout_id"])
-            assert set(trace["update"]) == set(range(ALONE * times * len(sources)))
+            assert sorted(trace["rollout_id"]) == sorted([*pool.filter(status="kept")["rollout_id"]] * passes)
+            assert set(trace["update"]) == set(range(ALONE * times * len(sources) * passes))
 
 
 def live_share(agents: list[str]) -> float:

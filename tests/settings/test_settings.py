@@ -98,12 +98,51 @@ def test_a_group_of_one_is_refused_only_where_nothing_else_is_compared(tmp_path:
 
 @pytest.mark.parametrize(
     ("recipe", "responses", "updates"),
-    # U = 8 prompts / 4 per minibatch = 2; sharing: n U with n = 2; gspo_x2: 2 U (ALGORITHM, recipes).
-    [("grpo", 4, 2), ("gspo", 4, 2), ("gspo_x2", 8, 4), ("naive", 4, 4), ("hacpo", 4, 4), ("no_clip", 4, 4)],
+    # U = 8 prompts / 4 per minibatch = 2; sharing: n U with n = 2; gspo_x2: 2 U; two passes over U each.
+    [
+        *[("grpo", 4, 2), ("gspo", 4, 2), ("gspo_x2", 8, 4), ("naive", 4, 4), ("hacpo", 4, 4), ("no_clip", 4, 4)],
+        *[("gspo_two_passes", 4, 4), ("xgrpo", 4, 2)],
+    ],
 )
 def test_rollout_and_update_counts_of_the_recipes(tmp_path: Path, recipe: str, responses: int, updates: int) -> None:
     settings = load(tmp_path, PARAMS.replace("recipe: hacpo", f"recipe: {recipe}"))
     assert (settings.responses_per_prompt, settings.updates_per_step) == (responses, updates)
+
+
+def test_passes_do_not_need_more_prompts(tmp_path: Path) -> None:
+    """U = 8 updates of one prompt in a pass; sixteen in two."""
+    text = PARAMS.replace("recipe: hacpo", "recipe: gspo_two_passes").replace(
+        "minibatch_prompts: 4", "minibatch_prompts: 1"
+    )
+    assert load(tmp_path, text).updates_per_step == 16
+
+
+def test_rewards_are_shared_once(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"rollouts.share_rewards: true shares rewards alone and needs"):
+        load(tmp_path, PARAMS.replace("recipe: hacpo", "recipe: xgrpo\n  rollouts: {share: true}"))
+
+
+def test_a_switch_that_does_nothing_is_in_no_file(tmp_path: Path) -> None:
+    """So that settings.json and tables of the recipes without it are those of a program that had no such switch."""
+
+    def written(algorithm: str) -> dict[str, Any]:
+        settings = load(tmp_path, PARAMS.replace("recipe: hacpo", algorithm))
+        again = settings_of.resolve(
+            {key: value for key, value in settings_of.dump(settings).items() if key != "agent_names"}
+        )
+        assert again == settings
+        return dict(settings_of.dump(settings)["algorithm"]["rollouts"])
+
+    plain = {"share": True, "group_multiplier": 1}
+    assert written("recipe: hacpo") == plain
+    assert written("recipe: gspo_two_passes") == {**plain, "share": False, "passes": 2}
+    # Said where the preset says otherwise: without it the preset's 2 would be read.
+    assert written("recipe: gspo_two_passes\n  rollouts: {passes: 1}") == {**plain, "share": False, "passes": 1}
+    assert written("recipe: xgrpo") == {**plain, "share": False, "share_rewards": True}
+    assert settings_of.spoken_out({"algorithm": {"rollouts": plain, "clip": {}}})["algorithm"] == {
+        "rollouts": {**plain, "passes": 1, "share_rewards": False},
+        "clip": {},
+    }
 
 
 def test_keys_override_the_recipe_and_exponents_are_numbers(tmp_path: Path) -> None:
@@ -126,7 +165,7 @@ def test_set_overrides_one_value(tmp_path: Path) -> None:
 def test_a_stage_sees_only_what_it_declares(tmp_path: Path, stage: str) -> None:
     settings = load(tmp_path, PARAMS)
     view = settings_of.restrict(settings, STAGES[stage].settings, "ada")
-    declared = settings_of.reads(settings, STAGES[stage].settings, "ada")
+    declared = settings_of.spoken_out(settings_of.reads(settings, STAGES[stage].settings, "ada"))
 
     def check(seen: Any, allowed: dict[str, Any], full: Any) -> None:
         for name in type(full).model_fields:

@@ -83,7 +83,7 @@ class Trainer:
         if self.settings.gradient_checkpointing:
             recompute_activations(self.model)
         if self.algorithm.importance.reference == "self":
-            pool = self._by_old_policy(pool, [row for part in plan.rows for row in part])
+            pool = self._by_old_policy(pool, list(dict.fromkeys(row for part in plan.rows for row in part)))
         done: list[_MicroBatch] = []
         norms: list[float] = []
         for index, (rows, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):

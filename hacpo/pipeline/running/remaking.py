@@ -58,7 +58,7 @@ class Remaking:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return  # a first run, or a file that is made anew
         if changes:
-            shared = self.pipeline.settings.algorithm.rollouts.share
+            shared = self.pipeline.settings.algorithm.rollouts.coupled
             key = next(iter(next(iter(changes.values()))))
             self._ask(1, self.pipeline.settings.agents if shared else changes, f"{key} has changed")
 
@@ -73,7 +73,7 @@ class Remaking:
 
     def _taught_by(self, stage: Any) -> Collection[str]:
         """The agents that train on what a stage makes, and on what its like make that differ too."""
-        if self.pipeline.settings.algorithm.rollouts.share:
+        if self.pipeline.settings.algorithm.rollouts.coupled:
             return self.pipeline.settings.agents
         like = [other for other in self.books.stages(Path(stage.path)) if spec_of(other) == spec_of(stage)]
         return [agent_of(other) for other in like if self.books.difference(other) is not None]

@@ -18,6 +18,10 @@ from hacpo.pipeline.project import Pipeline
 _ZERO_STEPS = 3
 """An agent may well earn nothing in a step or two; from here on it is worth a word."""
 
+_FROM_OTHERS = "it learns from the others' responses alone"
+_FROM_NOTHING_GOOD = "it learns only what not to answer"
+"""Without the others' responses, but with their rewards to be measured against."""
+
 
 def silent(pipeline: Pipeline, step: int, learner: str) -> bool:
     """Whether the step's advantages are there, and not one of its problems has unequal rewards for the learner."""
@@ -33,7 +37,8 @@ def remarks(pipeline: Pipeline, step: int) -> list[str]:
     """
     agents = list(pipeline.settings.agents)
     begun = [agent for agent in agents if silent(pipeline, step, agent) and not silent(pipeline, step - 1, agent)]
-    shared = pipeline.settings.algorithm.rollouts.share
+    rollouts = pipeline.settings.algorithm.rollouts
+    shared = rollouts.coupled
     lines = [
         f"step {step} teaches {_listed(learners)} nothing: {_reason(pipeline, step, agents if shared else learners)}. "
         f"Its problems: `{pipeline.command('show', step)}`. Said again only after a step that teaches something."
@@ -45,7 +50,8 @@ def remarks(pipeline: Pipeline, step: int) -> list[str]:
         earned = [_earned_nothing(pipeline, at, agent) for at in (steps[0] - 1, *steps)]
         if earned == [False, *[True] * _ZERO_STEPS] and not all(silent(pipeline, at, agent) for at in steps):
             lines.append(
-                f"{agent} has earned no reward in steps {ranges(steps)}: it learns from the others' responses alone. "
+                f"{agent} has earned no reward in steps {ranges(steps)}: "
+                f"{_FROM_OTHERS if rollouts.share else _FROM_NOTHING_GOOD}. "
                 f"{_cause(pipeline, step, [agent])}. The last of them: `{pipeline.command('show', step)}`."
             )
     return lines

@@ -103,7 +103,7 @@ def capability_metrics(run: AuditRun, rows: Mapping[str, CapabilityRow]) -> dict
     """What the stage's metrics must repeat of a capability table, as far as its rows make sense."""
     settings = run.settings.algorithm
     try:
-        return dict(capability_summary(rows.values(), settings.capability, share=settings.rollouts.share))
+        return dict(capability_summary(rows.values(), settings.capability, coupled=settings.rollouts.coupled))
     except (HacpoError, ArithmeticError, ValueError, IndexError, TypeError):  # findings of the table's own
         numbers = ("accuracy", "capability")
         return {f"{agent}.{name}": getattr(row, name) for agent, row in rows.items() for name in numbers}
@@ -169,8 +169,9 @@ def check_advantages(
                 where=order.source == number,
                 note=f"{source}'s verdicts",
             )
-    known = [values for source in sources if (values := rewards[source]) is not None]
-    if len(known) < len(sources) or capabilities is None:
+    compared = run.settings.compared_with(learner)
+    known = [values for agent in compared if (values := rewards[agent]) is not None]
+    if len(known) < len(compared) or capabilities is None:
         run.skip(f"advantages of {learner}", "rewards or capabilities are not known")
     else:
         _check_values(run, rows, learner, np.stack([values.reshape(-1, group) for values in known], 1), capabilities)
@@ -180,21 +181,26 @@ def check_advantages(
 def _check_values(
     run: AuditRun, rows: Rows, learner: str, rewards_png: Floats, capabilities: Mapping[str, CapabilityRow]
 ) -> None:
-    """Baseline to effective advantage, of the problems whose rewards are all known."""
-    algorithm, sources = run.settings.algorithm, run.sources(learner)
+    """Baseline to effective advantage, of the problems whose rewards are all known.
+
+    Args:
+        rewards_png: of every agent that the learner is compared with.
+    """
+    algorithm, compared = run.settings.algorithm, run.settings.compared_with(learner)
+    learned_n = [compared.index(source) for source in run.sources(learner)]
     whole = np.isfinite(rewards_png).all(axis=(1, 2))
     if not whole.any():
         run.skip(f"advantages of {learner}", "no problem has all its rewards")
         return
     used = capabilities_used(capabilities.values(), algorithm.advantage)
-    capability_n = [capability for source in sources if (capability := used[source]) is not None]
+    capability_n = [capability for agent in compared if (capability := used[agent]) is not None]
     if None in used.values():
         run.skip(f"advantages of {learner}", "the oracle's capabilities are not known")
         return
     try:
         made = step_advantages(
             rewards_png[whole],
-            learner=sources.index(learner),
+            learner=compared.index(learner),
             capability_n=capability_n,
             settings=algorithm.advantage,
             capability_settings=algorithm.capability,
@@ -202,15 +208,17 @@ def _check_values(
     except HacpoError as error:
         run.skip(f"advantages of {learner}", str(error))
         return
-    where = np.repeat(whole, rewards_png[0].size)
+    where = np.repeat(whole, rewards_png[0, learned_n].size)
     for column in ("baseline", "sigma", "advantage", "omega", "effective_advantage"):
         expected = np.zeros(rewards_png.shape)
         expected[whole] = getattr(made, column)
-        rows.close("advantages", column, expected.ravel(), relative=TOLERANCE, absolute=TOLERANCE, where=where)
+        rows.close(
+            "advantages", column, expected[:, learned_n].ravel(), relative=TOLERANCE, absolute=TOLERANCE, where=where
+        )
     for column in ("uniform", "guarded"):
         flags = np.zeros(rewards_png.shape, dtype=np.bool_)
         flags[whole] = getattr(made, column)
-        rows.equal("advantages", column, pa.array(flags.ravel()), where=where)
+        rows.equal("advantages", column, pa.array(flags[:, learned_n].ravel()), where=where)
 
 
 def _advantage_metrics(rows: Rows) -> dict[str, float | None]:

@@ -76,7 +76,7 @@ class AuditRun:
 
     def sources(self, learner: str) -> list[str]:
         """Whose rollouts a learner learns from."""
-        return self.agents if self.settings.algorithm.rollouts.share else [learner]
+        return self.settings.learned_from(learner)
 
     def policy(self, step: int, agent: str) -> str | None:
         """Content hash of a checkpoint's weights; None if the checkpoint, or its weights, are not there."""

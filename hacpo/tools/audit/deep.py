@@ -37,7 +37,7 @@ from hacpo.pipeline.catalogue import EVALUATE, GENERATE, SIDE_GENERATE, UPDATE, 
 from hacpo.pipeline.execution.session import Session
 from hacpo.pipeline.execution.worker_process import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
-from hacpo.tools.audit.lists import Flags, Floats, same_values
+from hacpo.tools.audit.lists import Flags, Floats, Ints, same_values
 
 _NAME = "#name"
 """Column added to what is read: what a row is called in findings."""
@@ -381,9 +381,23 @@ def _named(files: RunFiles, table: tables.Table, step: int, agent: str) -> pa.Ta
         content = files.read(table, step, agent)
     except HacpoError:
         content = table.schema.empty_table()
-    # A step's updates see each response once.
+    # A pass of a step's updates sees each response once; which update that is may be what is wrong.
     keys = [pc.cast(content[name], pa.string()) for name in table.key if name != "update"]
-    return content.append_column(_NAME, pc.binary_join_element_wise(*keys, "/"))
+    names = pc.binary_join_element_wise(*keys, "/")
+    if len(pc.unique(names)) < len(names):
+        times = [f" in pass {number}" for number in _times_before(names)]
+        names = pc.binary_join_element_wise(names, pa.array(times, pa.string()), "")
+    return content.append_column(_NAME, names)
+
+
+def _times_before(names: pa.ChunkedArray) -> Ints:
+    """How often each name was there before."""
+    codes = np.asarray(pc.index_in(names, value_set=pc.unique(names)), dtype=np.int64)
+    order = np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], codes[order])
+    before = np.empty(len(codes), dtype=np.int64)
+    before[order] = np.arange(len(codes)) - starts
+    return before
 
 
 def _reason(error: Exception) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hacpo.algorithm.trace import LOG_RATIO_BOUND, TraceColumns, trace_columns
-from hacpo.algorithm.updates import shuffle_seed, update_slots
+from hacpo.algorithm.updates import shuffle_seeds, step_slots
 from hacpo.artifacts import tables
 from hacpo.pipeline.catalogue import UPDATE
 from hacpo.tools.audit.audit_run import AuditRun
@@ -20,7 +22,7 @@ from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.pools import TOLERANCE, PoolOrder
 from hacpo.tools.audit.responses import Floats, Responses
 from hacpo.tools.audit.rows import Rows
-from hacpo.tools.audit.table_checks import read
+from hacpo.tools.audit.table_checks import Content, read
 
 BEFORE_UPDATES = {"float32": 1e-3, "bfloat16": 0.1}
 """Nats that an own response's mean log-probability may differ between `generate` and the step's first update: the same
@@ -33,6 +35,8 @@ class _Known:
 
     row: Ints
     """Row in the pool."""
+    pass_: Ints
+    """The pass over the pool that its update belongs to."""
     update: Ints
     own: Flags
     source: Ints
@@ -62,9 +66,9 @@ def check_trace(
     if run.settings.algorithm.loss.minibatch_order == "balanced" and not pool_rows.complete:
         run.skip("trace", f"which update sees what depends on the lengths in {learner}'s pool, which lacks rows")
         return
-    slots = _slots(run, pool_rows, order, learner, step)
-    known = _known(run, pool_rows, order, slots, advantages, learner)
-    rows = Rows(run, content, "rollout_id", order.ids.take(pa.array(known.row)))
+    slots_pb = _slots(run, pool_rows, order, learner, step)
+    known = _known(run, pool_rows, order, slots_pb, advantages, learner)
+    rows = _rows(run, content, order.ids.take(pa.array(known.row)), known.pass_)
     sources = run.sources(learner)
     rows.equal("trace", "source", pa.array(sources, pa.string()).take(pa.array(known.source)))
     rows.equal("trace", "is_self", pa.array(known.own))
@@ -74,32 +78,47 @@ def check_trace(
     _check_numbers(run, rows, made)
     _check_sampler_weight(run, rows, known, responses[learner])
     if rows.complete:
-        metrics = _update_metrics(rows, pool_rows)
+        metrics = _update_metrics(run, rows, pool_rows)
         if run.settings.algorithm.loss.kl_coef == 0:
-            metrics["loss"] = _loss(run, rows, known, order, slots)
+            metrics["loss"] = _loss(run, rows, known, order, slots_pb)
         else:
             run.skip("loss", "the KL penalty does not follow from the trace")
         check_metrics(run, UPDATE, step, {**metrics, "updates": run.settings.updates_per_step}, learner)
 
 
+def _rows(run: AuditRun, content: Content, ids: Any, pass_b: Ints) -> Rows:
+    """The trace's rows; a response that several passes see is named with the pass, counted from 0."""
+    if run.settings.algorithm.rollouts.passes == 1:
+        return Rows(run, content, "rollout_id", ids)
+
+    def named(identity: Any, pass_: Any) -> Any:
+        return pc.binary_join_element_wise(identity, pa.array(pass_).cast(pa.string()), " in pass ")
+
+    found = np.asarray(content.arrow["update"], dtype=np.int64) // run.settings.updates_per_pass
+    rows = named(content.arrow["rollout_id"].combine_chunks(), found)
+    return Rows(run, replace(content, arrow=content.arrow.append_column("row", rows)), "row", named(ids, pass_b))
+
+
 def _slots(run: AuditRun, pool: Rows, order: PoolOrder, learner: str, step: int) -> Ints:
-    """The update that sees each row of the pool, usable or not; -1 if none does."""
+    """The update that sees each row of the pool, usable or not, in each pass; -1 if none does; [passes, rows]."""
     loss = run.settings.algorithm.loss
-    return update_slots(
+    return step_slots(
         order.problem,
         order.source,
         pool.lists("prompt_token_ids").lengths + pool.ints("source_tokens"),
         learner=run.sources(learner).index(learner),
-        updates=run.settings.updates_per_step,
+        updates=run.settings.updates_per_pass,
         order=loss.minibatch_order,
         ranks=loss.ranks,
-        seed=shuffle_seed(run.settings.seed, step, learner) if loss.shuffle else None,
+        seeds=shuffle_seeds(run.settings, step, learner),
     )
 
 
-def _known(run: AuditRun, pool: Rows, order: PoolOrder, slots: Ints, advantages: Rows | None, learner: str) -> _Known:
-    kept = np.asarray(pa.compute.equal(pool.arrow("status"), "kept")) & pool.present & (slots >= 0)
-    row = np.flatnonzero(kept)
+def _known(
+    run: AuditRun, pool: Rows, order: PoolOrder, slots_pb: Ints, advantages: Rows | None, learner: str
+) -> _Known:
+    kept_b = np.asarray(pc.equal(pool.arrow("status"), "kept")) & pool.present
+    row, pass_ = np.nonzero((kept_b & (slots_pb >= 0)).T)
     own = order.source[row] == run.sources(learner).index(learner)
     learner_tokens = pool.ints("learner_tokens")[row]
     by_learner = ~own & (run.settings.algorithm.importance.reference == "self")
@@ -108,7 +127,8 @@ def _known(run: AuditRun, pool: Rows, order: PoolOrder, slots: Ints, advantages:
         worth = np.where(advantages.present, advantages.floats("effective_advantage"), np.nan)[row]
     return _Known(
         row=row,
-        update=slots[row],
+        pass_=pass_,
+        update=slots_pb[pass_, row],
         own=own,
         source=order.source[row],
         response=order.response[row],
@@ -201,9 +221,10 @@ def _check_sampler_weight(run: AuditRun, rows: Rows, known: _Known, own: Respons
     rows.close("trace", "sampler_weight", expected, relative=TOLERANCE)
 
 
-def _update_metrics(rows: Rows, pool: Rows) -> dict[str, float | None]:
+def _update_metrics(run: AuditRun, rows: Rows, pool: Rows) -> dict[str, float | None]:
     """As `hacpo.engines.training.trainer.summarise`, and what the pool gives."""
-    metrics: dict[str, float | None] = {"tokens": int(pool.ints("learner_tokens").sum())}
+    tokens = int(pool.ints("learner_tokens").sum()) * run.settings.algorithm.rollouts.passes
+    metrics: dict[str, float | None] = {"tokens": tokens}
     own, ratio = rows.flags("is_self"), rows.floats("ratio")
     lower, upper = rows.floats("lower"), rows.floats("upper")
     for kind, mine in (("own", own), ("cross", ~own)):
@@ -228,11 +249,12 @@ def _update_metrics(rows: Rows, pool: Rows) -> dict[str, float | None]:
     return metrics
 
 
-def _loss(run: AuditRun, rows: Rows, known: _Known, order: PoolOrder, slots: Ints) -> float | None:
+def _loss(run: AuditRun, rows: Rows, known: _Known, order: PoolOrder, slots_pb: Ints) -> float | None:
     """Mean over updates of minus the weighted sum of objectives (eq. 47), the unusable responses in the counts."""
     updates, sources = run.settings.updates_per_step, int(order.source.max()) + 1
     counts = np.zeros((updates, sources))
-    np.add.at(counts, (slots[slots >= 0], order.source[slots >= 0]), 1)
+    for slots in slots_pb:
+        np.add.at(counts, (slots[slots >= 0], order.source[slots >= 0]), 1)
     if run.settings.algorithm.loss.aggregation == "mean":
         counts = np.broadcast_to(counts.sum(axis=1, keepdims=True), counts.shape)
     terms = rows.floats("objective") * rows.floats("sampler_weight") / counts[known.update, known.source]

@@ -125,7 +125,7 @@ def _check_truncation(settings: Settings) -> Iterator[Remark]:
 
 def _check_batches(settings: Settings) -> Iterator[Remark]:
     prompts, each = settings.batch.prompts, settings.batch.minibatch_prompts
-    updates = settings.updates_per_step
+    updates = settings.updates_per_pass
     if prompts % each:
         yield warning(f"batch: {prompts} prompts are no multiple of minibatch_prompts {each}")
     elif prompts % updates:

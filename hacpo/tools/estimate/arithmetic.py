@@ -34,7 +34,7 @@ def agent_flops(settings: Settings, shape: ModelShape, work: AgentWork) -> Flops
     # Recomputed activations cost one more. So do a KL penalty, and the learner's own old policy of others' responses.
     passes = 4 if settings.optimizer.gradient_checkpointing else 3
     passes += settings.algorithm.loss.kl_coef > 0
-    passes += work.learned > work.step.responses and settings.algorithm.importance.reference == "self"
+    passes += work.pooled > work.step.responses and settings.algorithm.importance.reference == "self"
     sampled = _forward(shape, together([work.step, work.side]))
     learned = forward_flops(shape, work.learned_tokens / work.learned) * work.learned_tokens
     return Flops(sampled, sampled, passes * learned, _forward(shape, work.evaluation))

@@ -117,14 +117,14 @@ def tables_of(work: AgentWork, shape: ModelShape, rows_per_shard: int) -> tuple[
     def size(table: str, rows: int, prompt_tokens: float = 0.0, tokens: float = 0.0) -> float:
         return costs[table](max(1, -(-rows // rows_per_shard)), rows, prompt_tokens, tokens)
 
-    own, learned, asked = work.step, work.learned, work.evaluation
-    prompts = own.prompt_tokens * learned / own.responses
+    own, pooled, asked = work.step, work.pooled, work.evaluation
+    prompts = own.prompt_tokens * pooled / own.responses
     step = {
         "rollouts": size("rollouts", own.responses, own.prompt_tokens, own.tokens),
         "verdicts": size("verdicts", own.responses),
-        "pool": size("pool", learned, prompts, work.learned_tokens - prompts),
-        "advantages": size("advantages", learned),
-        "updates": costs["updates"](1, learned, 0.0, 0.0),
+        "pool": size("pool", pooled, prompts, work.pooled_tokens - prompts),
+        "advantages": size("advantages", pooled),
+        "updates": costs["updates"](1, work.learned, 0.0, 0.0),
     }
     if (side := work.side).responses:
         step["side_rollouts"] = size("rollouts", side.responses, side.prompt_tokens, side.tokens)

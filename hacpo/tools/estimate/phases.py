@@ -43,7 +43,7 @@ def phases(
     limit = settings.pool.max_tokens or shape.context
     longest = max(own.most, min(own.most_prompt + responses, limit or own.most_prompt + responses))
     sources = len(training) if share else 1
-    seen = -(-settings.batch.prompts // settings.updates_per_step) * settings.responses_per_prompt * sources
+    seen = -(-settings.batch.prompts // settings.updates_per_pass) * settings.responses_per_prompt * sources
     batch = padded(min(optimizer.micro_batch_size, seen), longest, optimizer.micro_batch_tokens)
     rollouts = settings.batch.prompts * settings.responses_per_prompt
     together = min(settings.engine.batch_size, rollouts)

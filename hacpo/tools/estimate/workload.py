@@ -27,15 +27,19 @@ class AgentWork:
         step: rollouts of one step that are learned from.
         side: responses of one step's side sample (`capability.oracle_samples`).
         evaluation: answers of one evaluation, all benchmarks together.
-        learned: responses that one step's updates see: its own and, when sharing, everybody's.
-        learned_tokens: their tokens on average, prompts included. A response is taken to have as many tokens for a
+        pooled: responses in one step's pool: its own and, when sharing, everybody's.
+        pooled_tokens: their tokens on average, prompts included. A response is taken to have as many tokens for a
             learner as it had for its source.
+        learned: responses that one step's updates see, each as often as passes go over it.
+        learned_tokens: their tokens, as those of the pool.
         updates: optimizer updates of one step.
     """
 
     step: Drawn
     side: Drawn
     evaluation: Drawn
+    pooled: int
+    pooled_tokens: float
     learned: int
     learned_tokens: float
     updates: int
@@ -118,16 +122,19 @@ def workload(
         evaluations: how many there are.
     """
     responses = settings.batch.prompts * settings.responses_per_prompt
-    share = settings.algorithm.rollouts.share
+    rollouts = settings.algorithm.rollouts
     agents = {}
     for name, lengths in training.items():
-        sources = list(training.values()) if share else [lengths]
+        sources = list(training.values()) if rollouts.share else [lengths]
+        tokens = responses * sum(lengths.prompt + source.response for source in sources)
         agents[name] = AgentWork(
             step=drawn(responses, lengths),
             side=drawn(settings.batch.prompts * (settings.algorithm.capability.oracle_samples or 0), lengths),
             evaluation=together([drawn(*part) for part in benchmarks[name].values()]),
-            learned=responses * len(sources),
-            learned_tokens=responses * sum(lengths.prompt + source.response for source in sources),
+            pooled=responses * len(sources),
+            pooled_tokens=tokens,
+            learned=responses * len(sources) * rollouts.passes,
+            learned_tokens=tokens * rollouts.passes,
             updates=settings.updates_per_step,
         )
     return Work(agents, settings.steps, evaluations)

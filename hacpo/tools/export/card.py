@@ -191,7 +191,7 @@ def _summary(facts: CardFacts) -> str:
     if step == 0:
         text = f"Agent `{facts.agent.name}` of the run `{facts.run}`, before training."
     else:
-        company = f"together with {others}" if facts.settings.algorithm.rollouts.share and others else "on its own"
+        company = f"together with {others}" if facts.settings.algorithm.rollouts.coupled and others else "on its own"
         text = (
             f"Trained for {step} of {facts.settings.steps} planned steps {company}, recipe "
             f"`{facts.settings.algorithm.recipe}` of hacpo ([the paper](https://arxiv.org/abs/2603.02604))."
@@ -225,7 +225,7 @@ def _usage(adapter: AdapterFacts | None) -> str:
 
 
 def _agents(facts: CardFacts) -> str:
-    shares = facts.settings.algorithm.rollouts.share
+    rollouts = facts.settings.algorithm.rollouts
     lines = [
         "## Agents\n",
         _table(
@@ -233,8 +233,9 @@ def _agents(facts: CardFacts) -> str:
             [_agent_cells(facts.agent, " (this one)"), *(_agent_cells(each, "") for each in facts.partners)],
         ),
     ]
-    if facts.partners and not shares:
-        lines.append("The recipe shares no rollouts: each of them learned from its own alone.\n")
+    if facts.partners and not rollouts.share:
+        measured = ", measured against the rewards of all" if rollouts.share_rewards else ""
+        lines.append(f"The recipe shares no rollouts: each of them learned from its own alone{measured}.\n")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hacpo.algorithm.advantage_table import CapabilityRow, best_responses
+from hacpo.algorithm.advantage_table import CapabilityRow, better_responses
 from hacpo.algorithm.rollouts import problem_of
 from hacpo.tools.inspect.recompute import Flags, Floats, Numbers, Updates, places_of
 
@@ -222,7 +222,7 @@ def _mean(flags: Flags) -> float | None:
 
 def _punished(numbers: Numbers, rows: NDArray[np.int64]) -> float | None:
     problem = np.array([problem_of(identity) for identity in numbers.rollout_id])
-    best = rows[(~numbers.uniform & best_responses(problem, numbers.reward))[rows]]
+    best = rows[(~numbers.uniform & better_responses(problem, numbers.reward))[rows]]
     return _mean(_sign(numbers.effective_advantage[best]) < 0)
 
 

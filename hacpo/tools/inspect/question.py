@@ -13,12 +13,13 @@ from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.base import merged
-from hacpo.settings.params import leaves
+from hacpo.settings.params import leaves, spoken_out
 from hacpo.settings.root import Settings
 
 ANSWERABLE = (
     "algorithm.recipe",
     "algorithm.rollouts.share",
+    "algorithm.rollouts.share_rewards",
     "algorithm.capability",
     "algorithm.advantage",
     "algorithm.importance.alpha",
@@ -100,7 +101,7 @@ def check_made_with(path: Path, settings: Settings) -> None:
     Raises:
         SettingsError: the `algorithm` block of its `hacpo.settings` says something else.
     """
-    recorded = leaves(parquet.read_metadata(path)["settings"].get("algorithm", {}), "algorithm")
+    recorded = leaves(spoken_out(parquet.read_metadata(path)["settings"]).get("algorithm", {}), "algorithm")
     current = leaves(settings.algorithm.model_dump(), "algorithm")
     for key, value in recorded.items():
         if key in current and current[key] != value:

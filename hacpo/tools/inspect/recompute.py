@@ -27,7 +27,7 @@ from hacpo.algorithm.advantage_table import (
 )
 from hacpo.algorithm.rollouts import ordered_responses, reward_array
 from hacpo.algorithm.trace import trace_columns
-from hacpo.algorithm.updates import pool_slots, scheduled, shuffle_seed
+from hacpo.algorithm.updates import pool_slots, scheduled, shuffle_seeds
 from hacpo.artifacts import parquet, tables
 from hacpo.data.oracle_table import capabilities_of_step
 from hacpo.errors import ArtifactError
@@ -226,11 +226,11 @@ def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:
     check_made_with(path, question.as_run)
     before = _numbers(table)
     settings = question.settings.algorithm
-    agents = list(question.as_run.agents)
     columns = advantage_columns(
         common.responses,
         learner=learner,
-        agents=agents if settings.rollouts.share else [learner],
+        agents=question.settings.compared_with(learner),
+        sources=question.settings.learned_from(learner),
         group_size=common.group_size,
         capabilities=capabilities_used(common.capability_after.values(), settings.advantage),
         settings=settings.advantage,
@@ -385,18 +385,18 @@ def _row_weights(
 ) -> Floats:
     """What each row of the trace counts for in its update (eq. 47), the step cut into updates as the run cut it."""
     loss = as_run.algorithm.loss
-    updates = as_run.updates_per_step
-    slots = pool_slots(
+    updates = as_run.updates_per_pass
+    slots_pb = pool_slots(
         pool,
         updates=updates,
         order=loss.minibatch_order,
         ranks=loss.ranks,
-        seed=shuffle_seed(as_run.seed, step, learner) if loss.shuffle else None,
+        seeds=shuffle_seeds(as_run, step, learner),
     )
-    seen = scheduled(pool["source"], slots, updates)
+    seen = scheduled(pool["source"], slots_pb, updates)
     weights = []
     for source, update in zip(trace["source"].to_pylist(), trace["update"].to_pylist(), strict=True):
-        counts = seen[update] if update < updates else {}
+        counts = seen[update] if update < len(seen) else {}
         if source not in counts:
             raise ArtifactError(
                 f"update {update} of {learner} in step {step} saw no response of {source}",

@@ -73,24 +73,24 @@ def train(
 
 def test_mixed_updates_take_whole_prompts_each_once() -> None:
     rows = rows_of()
-    parts, each = planned(rows, updates=3, order="mixed", seed=1)
+    parts, each = planned(rows, updates=3, order="mixed", seeds=[1])
     assert sorted(row["rollout_id"] for part in parts for row in part) == sorted(row["rollout_id"] for row in rows)
     for part, counts in zip(parts, each, strict=True):
         assert len({row["problem_id"] for row in part}) == 2
         assert counts == {"ada": 4, "bo": 4}
-    assert planned(rows, updates=3, order="mixed", seed=1)[0] == parts
-    assert planned(rows, updates=3, order="mixed", seed=2)[0] != parts
+    assert planned(rows, updates=3, order="mixed", seeds=[1])[0] == parts
+    assert planned(rows, updates=3, order="mixed", seeds=[2])[0] != parts
 
 
 def test_self_first_takes_own_responses_in_the_earlier_updates() -> None:
-    parts, _ = planned(rows_of(), updates=4, order="self_first", seed=1)
+    parts, _ = planned(rows_of(), updates=4, order="self_first", seeds=[1])
     assert [{row["source"] for row in part} for part in parts] == [{"ada"}, {"ada"}, {"bo"}, {"bo"}]
     assert sum(len(part) for part in parts) == 24
 
 
 def test_without_a_seed_prompts_keep_their_order() -> None:
     for order, updates, wanted in (("mixed", 3, ["01", "23", "45"]), ("self_first", 4, ["012", "345", "012", "345"])):
-        parts, _ = planned(rows_of(), updates=updates, order=order, seed=None)
+        parts, _ = planned(rows_of(), updates=updates, order=order, seeds=[None])
         assert ["".join(sorted({row["problem_id"] for row in part})) for part in parts] == wanted
 
 
@@ -98,7 +98,7 @@ def test_unusable_responses_are_left_out_but_counted() -> None:
     rows = rows_of()
     for row in rows:
         row["status"] = "too_long" if row["source"] == "bo" and row["rollout_id"].endswith("1") else "kept"
-    parts, counts = planned(rows, updates=1, order="mixed", seed=1)
+    parts, counts = planned(rows, updates=1, order="mixed", seeds=[1])
     assert len(parts[0]) == 18
     assert counts == [{"ada": 12, "bo": 12}]
 
@@ -122,7 +122,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def test_saving_and_resuming_between_steps_changes_no_bit(models: Path, tmp_path: Path) -> None:
     pool = pool_of(rows_of())
-    plans = [plan_updates(pool.table, updates=2, order="mixed", seed=seed) for seed in (1, 2)]
+    plans = [plan_updates(pool.table, updates=2, order="mixed", seeds=[seed]) for seed in (1, 2)]
     through = trainer_of(models / "ada")
     for plan in plans:
         through.train(plan, pool)
@@ -146,7 +146,7 @@ def test_saving_and_resuming_between_steps_changes_no_bit(models: Path, tmp_path
 
 def test_damaged_optimizer_state_is_refused(models: Path, tmp_path: Path) -> None:
     trainer = trainer_of(models / "ada")
-    train(trainer, rows_of(), updates=1, order="mixed", seed=1)
+    train(trainer, rows_of(), updates=1, order="mixed", seeds=[1])
     trainer.save(tmp_path / "trainer")
     file = tmp_path / "trainer" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -159,7 +159,7 @@ def test_micro_batches_do_not_change_the_gradient(models: Path) -> None:
     results = []
     for size in (64, 5):
         trainer = trainer_of(models / "ada", micro_batch_size=size)
-        trace, metrics = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
+        trace, metrics = train(trainer, rows_of(), updates=1, order="mixed", seeds=[1])
         results.append((trace, metrics))
     for one, other in zip(*(result[0] for result in results), strict=True):
         assert one["rollout_id"] == other["rollout_id"]
@@ -175,7 +175,7 @@ def test_on_a_cpu_a_pass_takes_few_tokens(models: Path, monkeypatch: pytest.Monk
     trainer.model.register_forward_pre_hook(
         lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
-    _, metrics = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
+    _, metrics = train(trainer, rows_of(), updates=1, order="mixed", seeds=[1])
     assert metrics["micro_batches"] == len(shapes) > 1
     assert sum(rows for rows, _ in shapes) == 24
     assert all(rows * tokens <= 100 < (rows + 1) * tokens for rows, tokens in shapes[:-1])
@@ -184,7 +184,7 @@ def test_on_a_cpu_a_pass_takes_few_tokens(models: Path, monkeypatch: pytest.Monk
 def test_no_signal_leaves_the_weights_alone(models: Path) -> None:
     trainer = trainer_of(models / "ada")
     before = weights(trainer)
-    _, metrics = train(trainer, rows_of(effective_advantage=0.0), updates=2, order="mixed", seed=1)
+    _, metrics = train(trainer, rows_of(effective_advantage=0.0), updates=2, order="mixed", seeds=[1])
     assert metrics["grad_norm"] == 0.0
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(trainer).items())
 
@@ -202,7 +202,7 @@ def test_an_update_without_usable_responses_counts_and_changes_nothing(models: P
 def test_every_recipe_trains_with_finite_numbers(models: Path, recipe: str) -> None:
     sources = ("ada", "bo") if RECIPES[recipe]["rollouts"]["share"] else ("ada",)
     trainer = trainer_of(models / "ada", recipe=recipe, kl_coef=0.01)
-    trace, metrics = train(trainer, rows_of(sources=sources), updates=2, order="mixed", seed=1)
+    trace, metrics = train(trainer, rows_of(sources=sources), updates=2, order="mixed", seeds=[1])
     assert all(torch.isfinite(torch.tensor([v for v in row.values() if isinstance(v, float)])).all() for row in trace)
     assert metrics["grad_norm"] > 0
 
@@ -221,7 +221,7 @@ def test_a_penalty_on_own_responses_never_asks_the_initial_policy_about_others(m
             trainer = trainer_of(models / "ada", size, kl_coef=kl_coef, kl_responses=responses)
             trainer.initial = Policy(far)
             asked.clear()
-            _, metrics = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
+            _, metrics = train(trainer, rows_of(), updates=1, order="mixed", seeds=[1])
             losses[responses, kl_coef, size] = metrics["loss"]
             assert sum(asked) == {("own", 0.0): 0, ("own", 0.1): 12, ("all", 0.1): 24}[responses, kl_coef]
     for responses, kl_coef in (("own", 0.1), ("all", 0.1)):
@@ -231,7 +231,7 @@ def test_a_penalty_on_own_responses_never_asks_the_initial_policy_about_others(m
     trainer = trainer_of(models / "ada", kl_coef=0.1, kl_responses="own")
     trainer.initial_model = None
     cross = [row for row in rows_of() if not row["is_self"]]
-    _, metrics = train(trainer, cross, updates=1, order="mixed", seed=1)
+    _, metrics = train(trainer, cross, updates=1, order="mixed", seeds=[1])
     assert metrics["cross.rows"] == 12
 
 
@@ -239,7 +239,7 @@ def test_a_sampler_weight_of_zero_is_no_signal_and_is_traced(models: Path) -> No
     def trained(**own: Any) -> tuple[Trainer, list[dict[str, Any]]]:
         trainer = trainer_of(models / "ada")
         rows = [{**row, **(own if row["is_self"] else {})} for row in rows_of()]
-        trace, _ = train(trainer, rows, updates=2, order="mixed", seed=1)
+        trace, _ = train(trainer, rows, updates=2, order="mixed", seeds=[1])
         return trainer, trace
 
     weightless, trace = trained(sampler_weight=0.0)
@@ -260,7 +260,7 @@ def test_the_name_of_a_partner_is_only_a_label(models: Path) -> None:
     for partner in ("bo", "zed"):
         trainer = trainer_of(models / "ada")
         rows = rows_of(sources=("ada", partner))
-        trace, metrics = train(trainer, rows, updates=2, order="mixed", seed=1)
+        trace, metrics = train(trainer, rows, updates=2, order="mixed", seeds=[1])
         numbers = [
             {name: value for name, value in row.items() if name not in ("rollout_id", "source")} for row in trace
         ]
@@ -274,7 +274,7 @@ def test_naive_by_own_policy_divides_by_the_learners_old_logprobs(models: Path) 
     preset["importance"] = {**preset["importance"], "reference": "self"}
     trainer = trainer_of(models / "ada")
     trainer.algorithm = AlgorithmSettings.model_validate(preset)
-    trace, _ = train(trainer, rows_of(), updates=1, order="mixed", seed=1)
+    trace, _ = train(trainer, rows_of(), updates=1, order="mixed", seeds=[1])
     for row in trace:
         if not row["is_self"]:
             assert row["ratio"] == pytest.approx(1.0, abs=1e-6)
@@ -286,4 +286,4 @@ def test_a_gradient_that_is_not_finite_stops_the_step(models: Path) -> None:
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("nan"))
     with pytest.raises(ArtifactError, match="the gradient is not finite"):
-        train(trainer, rows_of(), updates=1, order="mixed", seed=1)
+        train(trainer, rows_of(), updates=1, order="mixed", seeds=[1])
