@@ -7,6 +7,11 @@ models.
 
 from __future__ import annotations
 
+import re
+
+_USER_OF_URL = re.compile(r"(\w+://)[^/\s]+@")
+"""A name and a password in an address, up to the last @ before its path."""
+
 
 class HacpoError(Exception):
     """Base of everything hacpo raises on purpose.
@@ -36,7 +41,12 @@ def _line(what: str, where: object, facts: dict[str, object], remedy: str) -> st
         line += f" ({', '.join(known)})"
     if remedy:
         line = f"{line.rstrip('.')}. {remedy[:1].upper()}{remedy[1:]}"
-    return harmless(" ".join(line.split()))
+    return harmless(without_passwords(" ".join(line.split())))
+
+
+def without_passwords(text: str) -> str:
+    """Text whose addresses name no users."""
+    return _USER_OF_URL.sub(r"\1***@", text)
 
 
 def first_line(error: BaseException, most: int = 120) -> str:

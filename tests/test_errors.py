@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hacpo.errors import first_line
+from hacpo.errors import HacpoError, first_line
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,8 @@ from hacpo.errors import first_line
 )
 def test_what_a_library_says_fits_one_line(error: Exception, line: str) -> None:
     assert first_line(error) == line
+
+
+def test_a_line_names_no_user_of_an_address() -> None:
+    error = HacpoError("the hub says no at http://me:p@ss@127.0.0.1:8/api", where="hf://datasets/owner/name@0123abc")
+    assert str(error) == "hf://datasets/owner/name@0123abc: the hub says no at http://***@127.0.0.1:8/api"

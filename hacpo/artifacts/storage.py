@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
@@ -37,6 +38,8 @@ MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, er
 """What no content of a file explains."""
 _CLOCKS_SECONDS = 2.0
 """How far the system's clock for processes and the one for files may be apart."""
+_OF_PROCESS = re.compile(r"\.tmp-\d+(-[a-z]+)?$")
+"""How the name of a temporary sibling ends: in a process's number, and what became of it."""
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
 _OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
 
@@ -136,8 +139,8 @@ def atomic(path: Path) -> Iterator[Path]:
     retired = scratch.with_name(f"{scratch.name}-old")
     try:
         make_folders(path.parent)
-        for sibling in path.parent.glob(f".{path.name}.tmp-*"):
-            if not _is_being_written(sibling):
+        for sibling in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+            if _OF_PROCESS.search(sibling.name) and not _is_being_written(sibling):
                 remove(sibling)
         yield scratch
         put_in_place(scratch, path, retired)

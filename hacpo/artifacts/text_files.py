@@ -46,8 +46,11 @@ class YamlError(ValueError):
         self.line = line
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int = -1) -> bytes:
     """A regular file's content; a pipe or a device, which could be waited for without end, is refused.
+
+    Args:
+        most: as many bytes of it, from the start; -1: all.
 
     Raises:
         OSError: it cannot be read; `strerror` says why.
@@ -56,7 +59,7 @@ def read_bytes(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return file.read()
+        return file.read(most)
 
 
 def check_regular(path: Path) -> None:

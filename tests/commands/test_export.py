@@ -130,6 +130,17 @@ def test_force_replaces_nothing_but_a_model_folder(cli: Cli, here: Path, tmp_pat
     refused = cli("export", RUN, work, "--agent", "ada", "--step", 2, "--force")
     assert "is no exported model folder and is not replaced" in refused.error
     assert (work / "deep").is_dir()
+    (work / "deep").rmdir()
+    (work / "model.safetensors").touch()
+    (work / "thesis.tex").write_text("years of work")
+    refused = cli("export", RUN, work, "--agent", "ada", "--step", 2, "--force")
+    assert "is no exported model folder and is not replaced (found thesis.tex)" in refused.error
+    assert (work / "thesis.tex").is_file()
+    (work / "thesis.tex").rename(tmp_path / "thesis.tex")
+    (work / "model.safetensors").unlink()
+    refused = cli("export", RUN, work, "--agent", "ada", "--step", 2, "--force")
+    assert "is no exported model folder and is not replaced" in refused.error
+    assert (work / "config.json").read_text() == "{}"
     for inside in (here / "artifacts/small/export", here / "artifacts"):
         refused = cli("export", RUN, inside, "--agent", "ada", "--step", 2, "--force")
         assert "must lie outside the run's artifacts" in refused.error
@@ -189,6 +200,36 @@ def test_licence_and_data_sets_come_from_the_files(cli: Cli, finished_copy: Path
     assert stated["datasets"] == ["openai/gsm8k"]
     assert "Somebody else" not in (tmp_path / "model/README.md").read_text()
     assert (tmp_path / "model/LICENSE").read_text() == "words"
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+        + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+        + "license: *a8\n",
+        f"license: {'x' * 201}\n",
+        'license: "mit\\ntags: [hacked]"\n',
+        "license: " + "[" * 5000 + "\n",
+    ],
+    ids=["aliases", "length", "lines", "depth"],
+)
+def test_a_licence_that_is_none_is_not_taken_over(cli: Cli, finished_copy: Path, tmp_path: Path, front: str) -> None:
+    checkpoint = finished_copy / "artifacts/small/checkpoints/step=0002/agent=ada"
+    (checkpoint / "README.md").write_text(f"---\n{front}---\n")
+    done = cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 2)
+    assert done.code == 0, done.err
+    card = (tmp_path / "model/README.md").read_text()
+    assert "license:" not in card
+    assert "The licence of the model that training started from is not known" in card
+
+
+def test_what_lies_beside_an_export_stays(cli: Cli, here: Path, tmp_path: Path) -> None:
+    kept = [tmp_path / ".mine.tmp-999999", tmp_path / ".*.tmp-notes"]
+    for folder in kept:
+        folder.mkdir()
+    assert cli("export", RUN, tmp_path / "*", "--agent", "ada", "--step", 2).code == 0
+    assert all(folder.is_dir() for folder in kept)
 
 
 def test_the_card_says_where_settings_changed_on_the_way(cli: Cli, finished_copy: Path, tmp_path: Path) -> None:

@@ -532,6 +532,20 @@ def test_a_dictionary_counts_as_often_as_its_texts_are_meant(
     assert "bomb.parquet: is more than 0 GiB unpacked" in result.error
 
 
+def test_rows_that_hold_nothing_count(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes say that nothing follows, two thousand million times; what the footer says of it need not be so."""
+    from hacpo.data.importing import formats, parquet_rows
+
+    monkeypatch.setattr(formats, "try_parquet", lambda path: None)
+    monkeypatch.setattr(parquet_rows, "_chunk_sizes", lambda metadata: [1])
+    pq.write_table(pa.table({"question": pa.nulls(200_000)}), "bomb.parquet")
+    for most in (1 << 22, 200_000 * 33):  # 6.4 MB of rows by the footer's number; with their values 8 MB
+        monkeypatch.setattr(parquet_rows, "MOST_BYTES", most)
+        result = cli("import", "mine", "--from", "bomb.parquet", "--split", "train")
+        assert result.code == 5
+        assert "bomb.parquet: is more than 0 GiB unpacked" in result.error
+
+
 @pytest.mark.parametrize("column", ["answer", "solution", "unneeded"])
 @pytest.mark.parametrize("depth", [101, 900])
 def test_lists_within_lists_are_refused_in_one_line(cli: Cli, column: str, depth: int) -> None:

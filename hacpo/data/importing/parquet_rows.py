@@ -17,6 +17,9 @@ MOST_BYTES = 1 << 31
 _BYTES_PER_VALUE = 32
 """Of a number as an object of Python's, with its place in a list; as few bytes of a file make millions of them."""
 
+_BYTES_OF_NOTHING = 8
+"""Of a value that is missing, in a list of Python's; Arrow needs none for a column of these alone."""
+
 _LISTS = (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.ListViewArray, pa.LargeListViewArray)
 
 
@@ -44,12 +47,12 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         with pq.ParquetFile(path) as file:
             chunks = _chunk_sizes(file.metadata)
-            if sum(chunks) > MOST_BYTES:
+            if max(sum(chunks), file.metadata.num_rows * _BYTES_PER_VALUE) > MOST_BYTES:
                 raise TooLargeError(path)
             # A value outside lists is no larger than its chunk, so that no batch is much larger than what is allowed.
             at_once = max(1, min(1024, MOST_BYTES // max([1, *chunks])))
             for batch in file.iter_batches(at_once):
-                size += sum(map(_unpacked_size, batch.columns))
+                size += batch.num_rows * _BYTES_PER_VALUE + sum(map(_unpacked_size, batch.columns))
                 if size > MOST_BYTES:
                     raise TooLargeError(path)
             for batch in file.iter_batches(at_once):
@@ -74,7 +77,7 @@ def _unpacked_size(array: pa.Array) -> int:
         array = array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field])))
     if isinstance(array, _LISTS):
         return len(array) * _BYTES_PER_VALUE + _unpacked_size(array.flatten())
-    return int(array.nbytes)
+    return max(int(array.nbytes), len(array) * _BYTES_OF_NOTHING)
 
 
 def _chunk_sizes(metadata: pq.FileMetaData) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,9 @@ from hacpo.errors import DataError, HacpoError, first_line, harmless
 MEMORY = 3 * MOST_BYTES
 """Bytes that reading may take beyond what Python and Arrow do: Python's texts take up to four bytes a character."""
 
+SECONDS = 600
+"""Of processor time that reading may take."""
+
 _TOO_LARGE = 3
 _UNREADABLE = 4
 
@@ -28,7 +32,7 @@ def try_parquet(path: Path) -> None:
 
     Raises:
         TooLargeError: it takes more than `MEMORY`.
-        DataError: it cannot be read.
+        DataError: it cannot be read, or not within `SECONDS`.
     """
     command = [sys.executable, "-P", "-m", __spec__.name, str(MEMORY), str(os.getpid()), str(path)]
     # Arrow's own allocators take address space beforehand.
@@ -47,6 +51,8 @@ def try_parquet(path: Path) -> None:
     if done.returncode == 1:  # Python's own, of what is no fault of the file
         why = (done.stderr.splitlines() or ["it says nothing"])[-1]
         raise HacpoError(f"the process that reads it failed: {harmless(why)[:160]}", where=path)
+    if done.returncode == -signal.SIGXCPU:
+        raise DataError(f"takes more than {SECONDS} seconds to read", where=path, remedy="import it in parts")
     if done.returncode != 0:  # by its own word, or by a signal: Arrow ends the process where it gets no memory
         raise TooLargeError(path)
 
@@ -58,6 +64,7 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     kernel.bound_memory(more)
     try:
         read_parquet(path)

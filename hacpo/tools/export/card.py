@@ -15,6 +15,7 @@ from typing import Any
 from hacpo.artifacts import parquet, tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.text_files import parse_yaml, read_bytes
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import ArtifactError, MissingInputError
 from hacpo.evaluation.measure import measure
@@ -28,6 +29,12 @@ from hacpo.tools.export.lora_export import AdapterFacts
 from hacpo.tools.report.facts import AgentFacts, ProblemSet, SettingRow, agent_facts, problem_sets, setting_rows
 
 _HUB_DATASET = re.compile(r"hf://datasets/([^@/]+/[^@/]+)@")
+_FRONT_MATTER = re.compile(r"\s*---\r?\n(.*?)\n---", re.DOTALL)
+_LONGEST_FRONT_MATTER = 1 << 16
+"""Bytes at the start of a model's own card that are looked at."""
+_LICENCE = ("license", "license_name", "license_link")
+_LONGEST_LICENCE = 200
+"""Characters of what such a card says of its licence."""
 _ABOUT_THE_RUN = ("seed", "steps", "sampling", "batch", "optimizer", "prompt", "pool", "verification", "engine.dtype")
 """Settings that shaped the weights, beside the algorithm's; the card lists those that are no defaults."""
 
@@ -116,12 +123,16 @@ def _hub_datasets(layout: Layout, run: str, settings: Settings) -> tuple[str, ..
 
 def _licence(card: Path) -> dict[str, str]:
     """What the card of the model that training started from says; the checkpoints carry it along."""
-    from huggingface_hub import metadata_load
-
-    stated: Mapping[str, Any] = {}
-    with contextlib.suppress(Exception):  # any text may stand in a model folder's README.md
-        stated = metadata_load(card) or {} if card.is_file() else {}
-    return {key: str(stated[key]) for key in ("license", "license_name", "license_link") if stated.get(key)}
+    stated: Any = {}
+    with contextlib.suppress(OSError, ValueError):  # any text may stand in a model folder's README.md
+        front = _FRONT_MATTER.match(read_bytes(card, _LONGEST_FRONT_MATTER).decode(errors="replace"))
+        stated = parse_yaml(front[1]) if front else {}
+    texts = {key: stated.get(key) for key in _LICENCE} if isinstance(stated, dict) else {}
+    return {
+        key: text
+        for key, text in texts.items()
+        if isinstance(text, str) and text.isprintable() and 0 < len(text) <= _LONGEST_LICENCE
+    }
 
 
 def _made_otherwise(layout: Layout, settings: Settings, agent: str, last: int) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ CARD = "README.md"
 def check_target(target: Path, artifacts: Path, *, force: bool) -> None:
     """Refuse a place that an export must not be written to.
 
-    Only a model folder, without folders in it, is ever replaced: `--force` with the wrong name must not cost anybody
-    their work.
+    Only a folder that holds a model and nothing else is ever replaced: `--force` with the wrong name must not cost
+    anybody their work.
 
     Raises:
         SettingsError: it lies in the run's artifacts, or something is there already.
@@ -30,11 +30,20 @@ def check_target(target: Path, artifacts: Path, *, force: bool) -> None:
         raise SettingsError(
             "is there already", where=target, remedy="add --force to replace it, or name another folder"
         )
-    named = any((whole / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
-    if not named or any(entry.is_dir() for entry in whole.iterdir()):
+    model = whole.is_dir() and any((whole / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    foreign = [entry.name for entry in sorted(whole.iterdir()) if not _is_of_export(entry)] if model else []
+    if not model or foreign or not any(whole.glob("*.safetensors")):
         raise SettingsError(
-            "is no exported model folder and is not replaced", where=target, remedy="remove it yourself"
+            "is no exported model folder and is not replaced",
+            where=target,
+            found=foreign[0] if foreign else None,
+            remedy="remove it yourself",
         )
+
+
+def _is_of_export(entry: Path) -> bool:
+    """Whether an export may have written a file: a model's, or what says where it is from."""
+    return entry.is_file() and (is_model_file(entry.name) or entry.name in (CARD, STARTED_FROM))
 
 
 def copy_model(checkpoint: Path, target: Path) -> None:
