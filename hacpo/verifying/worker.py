@@ -10,7 +10,7 @@ imported again.
 
 A request is `{"question", "seconds", "bytes"}`, a reply `{"reward", "verdict", "message"}` (`judgement`). The
 first line out is `{"ready": true}`, or `{"refused": "why"}` where the function cannot be used. Both processes end when
-the one above them does, however it ends.
+the one above them does, however it ends, or by SIGTERM to the upper one; what a function has started ends with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -55,14 +55,24 @@ def main() -> None:
     os.dup2(2, 1)  # nothing that a library or a reward function prints may be taken for a reply
     requests = _Requests()
     kernel.control(kernel.CHILD_SUBREAPER, 1)  # what a reward function leaves running becomes ours to end
+    signal.signal(signal.SIGTERM, _leave)
     try:
         judge = _opened(sys.argv[1:])
+        signal.signal(signal.SIGTERM, _leave)  # a module may have set another
+        gc.freeze()
+        os.write(replies, b'{"ready": true}\n')
+        _supervise(judge, requests, replies)
     except _RefusedError as refusal:
         os.write(replies, json.dumps({"refused": str(refusal)}).encode() + b"\n")
-        return
-    gc.freeze()
+    except _CallerGoneError:
+        pass
+    finally:
+        _end_children()
+
+
+def _supervise(judge: _Judge, requests: _Requests, replies: int) -> None:
+    """Judges until the caller is gone; what is there by then is the module's own, and stays as long."""
     kept = _children()
-    os.write(replies, b'{"ready": true}\n')
     child: _Child | None = None
     try:
         for line in requests.lines():
@@ -72,14 +82,19 @@ def main() -> None:
             if child.is_spent:
                 child.kill()
                 child = None
-                _end(_children() - kept)
+                _end_children(kept)
             os.write(replies, json.dumps(asdict(judgement)).encode() + b"\n")
-    except _CallerGoneError:
-        pass
     finally:
         if child is not None:
             child.kill()
-        _end(_children() - kept)
+
+
+def _leave(*_: object) -> None:
+    """End at once, whatever is going on, and all processes below."""
+    _end_children()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # the child that judges, where the system does not say who is below
+    os._exit(0)
 
 
 class _RefusedError(Exception):
@@ -230,24 +245,33 @@ def _resident(pid: int) -> int:
 
 
 def _children() -> set[int]:
-    """The processes below this one; none where there is no /proc."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
-            return {int(pid) for pid in children.read().split()}
-    except OSError:
-        return set()
+    """The processes right below this one; none where there is no /proc."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.update(map(int, thread.read_text(encoding="ascii").split()))
+    return found
 
 
-def _end(pids: set[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+def _end_children(kept: Iterable[int] = ()) -> None:
+    """Ends the processes below this one but the `kept`: those of a process that has ended are this one's, as its
+    reaper, so there may be more after each round."""
+    spared = set(kept)
+    while left := _children() - spared:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except PermissionError:  # it has become another user's
+                spared.add(pid)
+            except (ProcessLookupError, ChildProcessError):
+                continue
 
 
 def _serve(judge: _Judge, requests: int, replies: int, memory_bytes: int, parent: int) -> NoReturn:
     """The child's life; it never returns, for what a fork has inherited must not be cleaned up twice."""
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         kernel.end_with_parent()  # end with the supervisor
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):  # what is printed for every response would fill the disk in time

@@ -31,6 +31,8 @@ _START_SECONDS = 120.0
 """Importing SymPy takes one second, many on a busy machine; the module of a reward function may import more."""
 _GRACE_SECONDS = 5.0
 """How much later than its limit a worker's own report may come before the worker is given up."""
+_LEAVING_SECONDS = 5.0
+"""What a worker gets to end what a reward function started, and itself."""
 _HURRIED = 0.1
 """Share of the time limit that is left to a question once timeouts have cost `patience_seconds`."""
 
@@ -101,6 +103,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the processes."""
+        for worker in self._workers:
+            worker.dismiss()
         while self._workers:
             self._workers.pop().kill()
 
@@ -203,9 +207,17 @@ class _Worker:
             return failure(f"no verdict after {self.seconds:g} s", "timeout")
         return failure("the verification process died")
 
+    def dismiss(self) -> None:
+        """Asks the process to end, with all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
     def kill(self) -> None:
-        """Ends the process and its child at once."""
-        if self.is_alive():
+        """Ends the process and its child, and, unless it is stuck, what the reward function has started."""
+        self.dismiss()
+        try:
+            self._process.wait(_LEAVING_SECONDS)
+        except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

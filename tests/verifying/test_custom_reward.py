@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -210,16 +211,56 @@ def test_one_bad_response_costs_one_verdict(misbehaving: Callable[..., dict[str,
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
 def test_what_a_function_starts_ends_with_it(misbehaving: Callable[..., dict[str, Verdict]]) -> None:
     assert misbehaving("start", timeout_seconds=0.5)["start"].verdict == "timeout"
-    left = []
+    assert ended_now("600.25") == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_what_a_function_leaves_running_ends_with_the_command(finished_copy: Path, cli: Cli) -> None:
+    """Left by an import, by calls that end, and by one that does not: below a shell that is killed before its child."""
+    write(
+        finished_copy,
+        """
+        import subprocess
+
+        subprocess.Popen(["sleep", "600.31"], start_new_session=True)
+        calls = 0
+
+        def score(problem, response, finish_reason):
+            global calls
+            calls += 1
+            if calls == 2:
+                subprocess.run(["setsid", "sh", "-c", "sleep 600.33; true"])
+            subprocess.Popen(["sleep", "600.32"], start_new_session=True)
+            return 1.0
+        """,
+    )
+    use("rewards:score", workers=1, timeout_seconds=2.0, max_error_rate=1.0)
+    assert cli("resolve", "pipelines/small").code == 0
+    result = cli("verify", "pipelines/small", "--step", 1, "--agent", "ada")
+    verdicts = pl.read_parquet("artifacts/small/verdicts/step=0001/agent=ada/*.parquet")["verdict"]
+    assert {left: ended_now(left) for left in ("600.31", "600.32", "600.33")} == dict.fromkeys(
+        ("600.31", "600.32", "600.33"), 0
+    )
+    assert (result.code, {*verdicts}) == (0, {"correct", "timeout"})
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_what_an_import_leaves_running_ends_where_the_function_cannot_be_used(tmp_path: Path) -> None:
+    write(tmp_path, "import subprocess\nsubprocess.Popen(['sleep', '600.34'], start_new_session=True)\nraise OSError")
+    with pytest.raises(SettingsError, match="importing rewards raised OSError"):
+        verify(tmp_path, [request("two")])
+    assert ended_now("600.34") == 0
+
+
+def ended_now(seconds: str) -> int:
+    """How many `sleep`s of so many seconds there were."""
+    left = 0
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"sleep\x00600.25" in (process / "cmdline").read_bytes():
-                left.append(int(process.name))
-        except OSError:
-            continue
-    for pid in left:
-        os.kill(pid, 9)
-    assert left == []
+        with contextlib.suppress(OSError):
+            if f"sleep\0{seconds}\0".encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), 9)
+                left += 1
+    return left
 
 
 @pytest.mark.parametrize("misdeed", ["fork", "forge"])
