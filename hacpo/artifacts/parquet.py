@@ -7,7 +7,6 @@ resolved settings that the stage reads). Data pages carry checksums, so a flippe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hacpo.artifacts.shards import Oddity, Shard, Wanted, read_shards
+from hacpo.artifacts.encodings import layout
+from hacpo.artifacts.shards import Oddity, Shard, Wanted, read_shards, settings_text
 from hacpo.artifacts.storage import atomic
 from hacpo.artifacts.tables import Table
 from hacpo.artifacts.text_files import check_regular, parse_json
@@ -66,14 +66,12 @@ def write_table(
                 "hacpo.run": run,
                 "hacpo.partition": partition,
                 "hacpo.shard": f"{index}/{len(starts)}",
-                "hacpo.settings": json.dumps(settings or {}, sort_keys=True, ensure_ascii=False),
+                "hacpo.settings": settings_text(settings or {}),
             }
-            pq.write_table(
-                content.slice(start, max(size, 1)).cast(table.schema).replace_schema_metadata(metadata),
-                scratch if single else scratch / f"part-{index:05d}.parquet",
-                compression="zstd",
-                write_page_checksum=True,
-            )
+            shard = scratch if single else scratch / f"part-{index:05d}.parquet"
+            with pq.ParquetWriter(shard, table.schema, **layout(table)) as writer:
+                writer.write_table(content.slice(start, max(size, 1)).cast(table.schema))
+                writer.add_key_value_metadata(metadata)
 
 
 def whole_shards(

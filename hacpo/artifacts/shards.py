@@ -171,7 +171,7 @@ def _odd_metadata(
     if wanted.settings is None:
         return
     text, problem = metadata.get("hacpo.settings", ""), "was made with other settings"
-    if text == json.dumps(wanted.settings, sort_keys=True, ensure_ascii=False):
+    if text == settings_text(wanted.settings):
         return
     try:
         recorded = parse_json(text)
@@ -248,6 +248,11 @@ def with_added(content: pa.Table, table: Table, names: Sequence[str]) -> pa.Tabl
         if name in names and name not in content.column_names:
             content = content.append_column(name, pa.nulls(len(content), table.schema.field(name).type))
     return content.select(list(names))
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """What `hacpo.settings` says of settings: JSON without spaces, by name."""
+    return json.dumps(settings, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def differences(wanted: Any, recorded: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

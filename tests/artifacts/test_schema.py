@@ -8,15 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hacpo.artifacts import parquet, storage
 from hacpo.artifacts.parquet import read_table, to_arrow, whole_shards, write_table
-from hacpo.artifacts.shards import Oddity, Wanted, read_shards
-from hacpo.artifacts.tables import CAPABILITY, SCHEDULE, VERDICTS
+from hacpo.artifacts.shards import Oddity, Shard, Wanted, read_shards
+from hacpo.artifacts.tables import CAPABILITY, ROLLOUTS, SCHEDULE, TABLES, VERDICTS, Table
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
+from tests.arrows_layout import in_arrows_layout
 
 ROWS = [
     {"step": 1, "position": number, "problem_id": f"p{number}", "problem": "1+1=?", "answer": "2"}
@@ -52,6 +55,80 @@ def test_shards_keep_order_and_carry_their_origin(table: Path) -> None:
     }
     codec = pq.ParquetFile(table / "part-00000.parquet").metadata.row_group(0).column(0).compression
     assert codec == "ZSTD"
+
+
+def test_a_footer_says_what_the_contract_asks_for_and_no_more(table: Path) -> None:
+    shard = pq.ParquetFile(table / "part-00001.parquet").metadata
+    assert shard.metadata == {
+        b"hacpo.schema": b"schedule/1",
+        b"hacpo.run": b"r",
+        b"hacpo.partition": b"step=0001",
+        b"hacpo.shard": b"1/3",
+        b"hacpo.settings": b'{"seed":1}',
+    }
+    columns = [shard.row_group(0).column(number) for number in range(shard.num_columns)]
+    assert not any(column.is_stats_set for column in columns)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=str)
+def test_types_follow_from_parquets_own_schema(table: Table, tmp_path: Path) -> None:
+    write_table(tmp_path / "t.parquet", table, to_arrow(table, []), run="r")
+    assert pq.read_schema(tmp_path / "t.parquet").equals(table.schema)
+    assert "ARROW:schema" not in str(pq.read_metadata(tmp_path / "t.parquet").metadata)
+
+
+def drawn(count: int) -> pa.Table:
+    """Rollouts of 100 tokens each: 8 to a prompt, ids and log-probabilities of a normal distribution."""
+    random = np.random.default_rng(1)
+    rows = [
+        {
+            **dict.fromkeys(ROLLOUTS.schema.names),
+            "rollout_id": f"0001/ada/p{number // 8:05d}/{number % 8:03d}",
+            **{"step": 1, "agent": "ada", "problem_id": f"p{number // 8:05d}", "sample": number % 8},
+            "prompt_token_ids": [number // 8 * 7 % 150_000, *range(100_000, 100_040)],
+            "token_ids": np.abs(random.normal(0, 4000, 100)).astype(np.int32),
+            **{"text": "né", "finish_reason": "stop", "policy": "ab" * 32},
+            "sampler_logprobs": -np.abs(random.normal(0, 2, 100)).astype(np.float32),
+            "logprobs": -np.abs(random.normal(0, 2, 100)).astype(np.float32),
+        }
+        for number in range(count)
+    ]
+    return to_arrow(ROLLOUTS, rows)
+
+
+def test_columns_are_encoded_by_what_they_hold(tmp_path: Path) -> None:
+    """Ids as what differs from the one before, log-probabilities byte by byte; nothing in dictionaries."""
+    content = drawn(512)
+    write_table(tmp_path / "t.parquet", ROLLOUTS, content, run="r")
+    group = pq.read_metadata(tmp_path / "t.parquet").row_group(0)
+    columns = {group.column(number).path_in_schema: group.column(number) for number in range(group.num_columns)}
+    assert not any(column.has_dictionary_page for column in columns.values())
+    assert "DELTA_BYTE_ARRAY" in columns["rollout_id"].encodings
+    for name in ("sampler_logprobs", "logprobs", "support_logprob"):
+        assert "BYTE_STREAM_SPLIT" in columns[f"{name}.list.element"].encodings
+    # DuckDB before 2.0 knows that encoding of floating-point numbers alone.
+    split = {name for name, column in columns.items() if "BYTE_STREAM_SPLIT" in column.encodings}
+    assert {columns[name].physical_type for name in split} == {"FLOAT"}
+    tokens = 512 * 100
+    # 23 of 32 bits are noise: 2.9 bytes; a dictionary of numbers that hardly repeat takes 4 and an index each.
+    assert columns["logprobs.list.element"].total_compressed_size < 3.6 * tokens
+    assert columns["prompt_token_ids.list.element"].total_compressed_size < 0.05 * tokens
+    assert columns["rollout_id"].total_compressed_size < 1.5 * 512
+
+
+def test_polars_reads_the_same_rows(tmp_path: Path) -> None:
+    content = drawn(64)
+    write_table(tmp_path / "t.parquet", ROLLOUTS, content, run="r")
+    assert pl.read_parquet(tmp_path / "t.parquet").to_arrow().to_pylist() == content.to_pylist()
+
+
+def test_files_that_repeat_the_schema_and_have_statistics_and_dictionaries_are_read_the_same(table: Path) -> None:
+    in_arrows_layout(table)
+    assert b"ARROW:schema" in pq.read_metadata(table / "part-00000.parquet").metadata
+    wanted = Wanted("r", "step=0001", {"seed": 1}, 2)
+    assert [type(item) for item in read_shards(table, SCHEDULE, wanted)] == [Shard] * 3
+    assert read_table(table, SCHEDULE, run="r", partition="step=0001").to_pylist() == ROWS
+    assert parquet.read_metadata(table)["settings"] == {"seed": 1}
 
 
 def test_the_same_rows_are_the_same_bytes(table: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.tools.audit.audit_view import print_audit
 from hacpo.tools.audit.lists import ListColumn, same_values
 from hacpo.tools.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
+from tests.arrows_layout import in_arrows_layout
 from tests.tampering import Sandbox
 
 SMALL = Path("pipelines/small")
@@ -274,6 +275,15 @@ def test_metrics_that_are_no_numbers(sandbox: Sandbox, text: str) -> None:
     unlocked(sandbox)
     (sandbox.artifacts / "metrics/generate/step=0001/ada.json").write_text(text)
     assert {(check, file) for check, file, _ in found(run())} == {("metrics", "metrics/generate/step=0001/ada.json")}
+
+
+def test_tables_in_another_layout_of_parquet_are_audited_alike(sandbox: Sandbox) -> None:
+    unlocked(sandbox)
+    ours = run()
+    assert in_arrows_layout(sandbox.artifacts) > 20
+    others = run()
+    assert others.findings == ours.findings == []
+    assert (others.rows, others.skipped) == (ours.rows, ours.skipped)
 
 
 def test_further_columns_and_metrics_are_no_finding(sandbox: Sandbox) -> None:

@@ -32,22 +32,22 @@ class Cost:
 
 
 _REAL = {
-    "rollouts": Cost(6_300, 9, 0.45, 14.0),
-    "verdicts": Cost(2_200, 12),
-    "pool": Cost(3_900, 18, 0.45, 1.2),
-    "advantages": Cost(2_800, 20),
-    "updates": Cost(3_100, 55),
-    "evaluations": Cost(4_500, 12, 0.0, 1.1),
-    "prompts": Cost(2_500, 150),
+    "rollouts": Cost(3_600, 2, 0.12, 8.4),
+    "verdicts": Cost(1_450, 5),
+    "pool": Cost(3_000, 13, 0.12, 0.9),
+    "advantages": Cost(1_950, 4),
+    "updates": Cost(2_600, 26),
+    "evaluations": Cost(2_350, 7, 0.0, 0.8),
+    "prompts": Cost(900, 120),
 }
 _SMALL = {
-    "rollouts": Cost(5_200, 10, 0.1, 2.6),
-    "verdicts": Cost(2_500, 9),
-    "pool": Cost(4_400, 9, 0.1, 0.35),
-    "advantages": Cost(3_800, 9),
-    "updates": Cost(4_700, 15),
-    "evaluations": Cost(4_000, 4, 0.0, 0.3),
-    "prompts": Cost(2_500, 40),
+    "rollouts": Cost(3_200, 3.4, 0.14, 2.7),
+    "verdicts": Cost(1_450, 5.4),
+    "pool": Cost(2_850, 7, 0.09, 0.21),
+    "advantages": Cost(1_950, 6.4),
+    "updates": Cost(2_600, 14),
+    "evaluations": Cost(2_300, 3.6, 0.0, 0.28),
+    "prompts": Cost(900, 20),
 }
 
 KEPT_BEYOND = 1.2
