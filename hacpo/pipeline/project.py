@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.links import check_links
@@ -103,6 +104,16 @@ class Pipeline:
     def layout(self) -> Layout:
         """Where the run's artifacts live."""
         return Layout(self.root / "artifacts" / self.run)
+
+    def changed_settings(self) -> dict[str, tuple[Any, Any]]:
+        """Dotted key -> (what the run's files were made with, what params.yaml says) where the two differ; none before
+        settings are resolved.
+
+        Raises:
+            OSError, ValueError: see `params.recorded`.
+        """
+        path = self.layout.settings
+        return params.changed(params.recorded(path), params.dump(self.settings)) if path.is_file() else {}
 
     def command(self, name: str, step: int | None = None, **agent: str) -> str:
         """A command for this run, as a user types it in the project's root."""

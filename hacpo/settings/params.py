@@ -285,6 +285,21 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def changed(before: Mapping[str, Any], now: Mapping[str, Any], *, in_both: bool = False) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> (old, new) value of what differs between two trees of settings, in their order; a key that only one
+    has is None in the other.
+
+    Args:
+        in_both: only keys that both have: between them others were introduced or retired.
+    """
+    was, new = leaves(before), leaves(now)
+    return {
+        key: (was.get(key), new.get(key))
+        for key in {**was, **new}
+        if was.get(key) != new.get(key) and not (in_both and (key not in was or key not in new))
+    }
+
+
 def tracked(keys: Iterable[str], agent: str | None = None) -> list[str]:
     """Dotted keys of `dump` for an agent: what DVC re-runs a stage for that reads `keys`."""
     return [key.replace("{agent}", str(agent)) for key in keys]

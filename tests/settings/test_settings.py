@@ -192,6 +192,20 @@ def test_whether_fsdp_holds_the_model_follows_from_what_update_declares(
     assert settings.fsdp is settings_of.restrict(settings, UPDATE.settings, "ada").fsdp is fsdp
 
 
+def test_what_differs_between_two_trees_of_settings() -> None:
+    before = {"seed": 1, "clip": {"own_low": 0.2, "cross": "own"}, "retired": 3, "agents": {"ada": {"model": "a"}}}
+    now = {"clip": {"cross": "own", "own_low": 0.3}, "seed": 1, "agents": {"ada": {}, "bo": {"model": "b"}}}
+    in_both = {"clip.own_low": (0.2, 0.3)}
+    assert settings_of.changed(before, now, in_both=True) == in_both
+    assert list(settings_of.changed(before, now).items()) == [
+        *in_both.items(),
+        ("retired", (3, None)),
+        ("agents.ada.model", ("a", None)),
+        ("agents.bo.model", (None, "b")),
+    ]
+    assert settings_of.changed(before, before) == {}
+
+
 def test_settings_page_is_current() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == document(), (
         "run `python -m hacpo.settings.document > docs/settings.md`"

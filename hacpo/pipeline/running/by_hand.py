@@ -23,9 +23,10 @@ from hacpo.pipeline.records.order import agent_of, may_be_pruned, spec_of, stage
 from hacpo.pipeline.records.stamp_check import check_stamped
 from hacpo.pipeline.retention.pruning import AgentPlan, plan_pruning, prune, remove_leftovers
 from hacpo.pipeline.running.restoring import train_again
-from hacpo.pipeline.views.progress import changed_settings
+from hacpo.pipeline.views.progress import described_change
 
 _WAIT_SECONDS = 0.5
+_READ_BY_NO_STAGE = ("retention.", "disk.")
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,7 @@ def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> Retained:
         MissingInputError: the run has no DVC files.
     """
     with flushing(pipeline.settings.disk.fsync), driver_lock(pipeline.layout, _WAIT_SECONDS, "hacpo prune"):
-        meaningless = ("retention.", "disk.")
-        changed = [line for line in changed_settings(pipeline, most=10_000) if not line.startswith(meaningless)]
-        if changed:
-            raise SettingsError(
-                "has changed since the run, so which checkpoints are still needed is not known",
-                where=pipeline.folder / "params.yaml",
-                found=changed[0],
-                remedy="`hacpo run` or `dvc repro` first, or change it back",
-            )
+        _check_unchanged(pipeline)
         books = _books(pipeline)
         with books.claimed(pipeline.layout.root, _WAIT_SECONDS), books.open(_WAIT_SECONDS):
             done = _steps_done(pipeline, books)
@@ -74,6 +67,22 @@ def prune_by_hand(pipeline: Pipeline, *, dry_run: bool) -> Retained:
             prune(pipeline, plans)
             remove_leftovers(pipeline.layout)
     return Retained(plans, done, cached, [*cache.told, *cache.remarks])
+
+
+def _check_unchanged(pipeline: Pipeline) -> None:
+    """Refuse where params.yaml says something else than the run's files were made with, but for what no stage reads."""
+    try:
+        changes = sorted(pipeline.changed_settings().items())
+        changed = [described_change(key, *values) for key, values in changes if not key.startswith(_READ_BY_NO_STAGE)]
+    except ValueError:
+        changed = [f"{pipeline.layout.settings} is not readable"]
+    if changed:
+        raise SettingsError(
+            "has changed since the run, so which checkpoints are still needed is not known",
+            where=pipeline.folder / "params.yaml",
+            found=changed[0],
+            remedy="`hacpo run` or `dvc repro` first, or change it back",
+        )
 
 
 def restore_by_hand(pipeline: Pipeline, agent: str, step: int) -> bool:

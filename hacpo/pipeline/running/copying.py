@@ -144,12 +144,11 @@ def _current_starts(source: Pipeline, books: Books) -> list[str]:
 def _same_start(source: Pipeline, agent: str) -> bool:
     """Whether params.yaml says of the agent's warm-up what the run's files were made with."""
     try:
-        before = params.recorded(source.layout.settings)
-        was, now = (params.leaves(tree) for tree in (before, params.dump(source.settings)))
+        changed = params.changed(params.recorded(source.layout.settings), params.dump(source.settings))
     except (OSError, ValueError, AttributeError):
         return False
     read = tuple(f"{key}." for key in params.tracked(WARMUP.settings, agent))
-    return all(was.get(key) == now.get(key) for key in was.keys() | now.keys() if f"{key}.".startswith(read))
+    return not any(f"{key}.".startswith(read) for key in changed)
 
 
 def _params(source: Path, target: Path) -> str:

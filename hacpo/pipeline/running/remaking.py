@@ -117,15 +117,14 @@ class Remaking:
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]]:
     """Agent -> dotted keys, with old and new value, that its training reads and that differ."""
-    was, new = params.leaves(before), params.leaves(now)
-    changed = [key for key in sorted(was.keys() | new.keys()) if was.get(key) != new.get(key)]
+    changed = sorted(params.changed(before, now).items())
     changes: dict[str, list[str]] = {}
     for agent in now["agents"]:
         if agent not in before["agents"]:
             continue  # nothing was trained yet, and whom it joins learn it from `agent_names`
         read = tuple(f"{key}." for spec in _SURE for key in params.tracked(spec.settings, agent))
-        if keys := [key for key in changed if f"{key}.".startswith(read)]:
-            changes[agent] = [f"{key} ({json.dumps(was.get(key))} -> {json.dumps(new.get(key))})" for key in keys]
+        if keys := [(key, values) for key, values in changed if f"{key}.".startswith(read)]:
+            changes[agent] = [f"{key} ({json.dumps(was)} -> {json.dumps(new)})" for key, (was, new) in keys]
     return changes
 
 

@@ -23,7 +23,6 @@ from hacpo.pipeline.records.elsewhere import described as described_elsewhere
 from hacpo.pipeline.records.elsewhere import not_here
 from hacpo.pipeline.retention.pruned import checkpoints_there, read_record
 from hacpo.pipeline.views import lessons
-from hacpo.settings import params
 
 
 def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[StageSpec, str, Path]]:
@@ -107,20 +106,17 @@ def totals(pipeline: Pipeline, stage: StageSpec, agent: str) -> dict[str, float]
 
 def changed_settings(pipeline: Pipeline, most: int = 5) -> list[str]:
     """What params.yaml says differently than the settings that the run's files were made with, `key old -> new`."""
-    path = pipeline.layout.settings
-    if not path.is_file():
-        return []
     try:
-        before = params.leaves(params.recorded(path))
+        changes = pipeline.changed_settings()
     except ValueError:
-        return [f"{path} is not readable"]
-    now = params.leaves(params.dump(pipeline.settings))
-    lines = [
-        harmless(f"{key} {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}")
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+        return [f"{pipeline.layout.settings} is not readable"]
+    lines = [described_change(key, *values) for key, values in sorted(changes.items())]
     return lines[:most] + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+def described_change(key: str, was: object, now: object) -> str:
+    """`key old -> new`."""
+    return harmless(f"{key} {json.dumps(was)} -> {json.dumps(now)}")
 
 
 def _what_follows(pipeline: Pipeline, changed: bool) -> str:

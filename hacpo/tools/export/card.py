@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -140,7 +140,7 @@ def _made_otherwise(layout: Layout, settings: Settings, agent: str, last: int) -
     from hacpo.pipeline.catalogue import UPDATE
     from hacpo.settings import params as settings_of
 
-    now = dict(_leaves(settings_of.reads(settings, UPDATE.settings, agent)))
+    now = settings_of.reads(settings, UPDATE.settings, agent)
     steps = []
     for step in range(1, last + 1):
         trace = layout.trace(step, agent)
@@ -149,18 +149,9 @@ def _made_otherwise(layout: Layout, settings: Settings, agent: str, last: int) -
         then = parquet.read_metadata(trace)["settings"]
         if not isinstance(then, dict):
             raise ArtifactError("holds no settings", where=trace)
-        # A key that only one of the two has was introduced or retired between them.
-        if any(key in now and now[key] != value for key, value in _leaves(then)):
+        if settings_of.changed(then, now, in_both=True):
             steps.append(step)
     return tuple(steps)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 # --- rendering -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.base import merged
-from hacpo.settings.params import leaves, spoken_out
+from hacpo.settings.params import changed, leaves, spoken_out
 from hacpo.settings.root import Settings
 
 ANSWERABLE = (
@@ -78,15 +78,13 @@ def ask(folder: Path, overrides: Sequence[str]) -> Question:
                 remedy=f"what-if can answer for {', '.join(ANSWERABLE)}",
             )
     pipeline = Pipeline.open(folder)
-    as_run = leaves(pipeline.settings.algorithm.model_dump(), "algorithm")
-    asked = leaves(Pipeline.open(folder, overrides).settings.algorithm.model_dump(), "algorithm")
-    differing = {key: (value, asked[key]) for key, value in as_run.items() if asked[key] != value}
+    as_run, asked = _algorithm(pipeline.settings), _algorithm(Pipeline.open(folder, overrides).settings)
+    differing = changed(as_run, asked)
     _check(pipeline.settings, differing)
     kept = tuple(key for key in differing if not _answerable(key))
-    tree: dict[str, Any] = {}
-    for key, value in asked.items():
-        tree = merged(tree, _nested(key, as_run[key] if key in kept else value))
-    algorithm = AlgorithmSettings.model_validate(tree["algorithm"])
+    for key in kept:
+        asked = merged(asked, _nested(key, differing[key][0]))
+    algorithm = AlgorithmSettings.model_validate(asked["algorithm"])
     return Question(
         pipeline=pipeline,
         settings=pipeline.settings.model_copy(update={"algorithm": algorithm}),
@@ -101,17 +99,19 @@ def check_made_with(path: Path, settings: Settings) -> None:
     Raises:
         SettingsError: the `algorithm` block of its `hacpo.settings` says something else.
     """
-    recorded = leaves(spoken_out(parquet.read_metadata(path)["settings"]).get("algorithm", {}), "algorithm")
-    current = leaves(settings.algorithm.model_dump(), "algorithm")
-    for key, value in recorded.items():
-        if key in current and current[key] != value:
-            raise SettingsError(
-                "was made with other settings than params.yaml has now",
-                where=path,
-                expected=f"{key} {current[key]}",
-                found=value,
-                remedy="`hacpo run` repeats what depends on it, or set params.yaml back",
-            )
+    recorded = {"algorithm": spoken_out(parquet.read_metadata(path)["settings"]).get("algorithm", {})}
+    for key, (value, current) in changed(recorded, _algorithm(settings), in_both=True).items():
+        raise SettingsError(
+            "was made with other settings than params.yaml has now",
+            where=path,
+            expected=f"{key} {current}",
+            found=value,
+            remedy="`hacpo run` repeats what depends on it, or set params.yaml back",
+        )
+
+
+def _algorithm(settings: Settings) -> dict[str, Any]:
+    return {"algorithm": settings.algorithm.model_dump()}
 
 
 def _answerable(key: str) -> bool:
