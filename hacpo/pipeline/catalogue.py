@@ -8,7 +8,7 @@ body (`stages/`), and its entry here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -87,20 +87,27 @@ class Use:
         """Whether the stage uses it."""
         return self.when is None or self.when(settings, step)
 
-    def of_steps(self, this: _T, before: _T, start: _T) -> _T | None:
-        """Which of these it uses: the stage's own step, the one before, or the start; None: every step."""
-        return {"this": this, "before": before, "start": start}.get(self.step)
+    def parts(self, agents: Iterable[str], mine: str, steps: tuple[_T, _T, _T]) -> list[tuple[_T | None, str]]:
+        """(step, whose) of every part of the artifact that a stage uses: None for all steps, an empty name for what is
+        not one agent's.
+
+        Args:
+            agents: all of the run; one empty name for all of them together.
+            mine: the stage's agent; empty if it serves all.
+            steps: the stage's own, the one before, and the start, as the parts shall name them.
+        """
+        per = self.artifact.per
+        if per == "run":
+            return [(None, "")]
+        step = dict(zip(("this", "before", "start"), steps, strict=True)).get(self.step)
+        own = [mine] if mine else []
+        return [(step, whose) for whose in ([""] if per == "step" else agents if self.whose == "all" else own)]
 
     def covers(self, artifact: Artifact, step: int | None, whose: str, *, at: int, mine: str) -> bool:
         """Whether a stage of the step `at` and the agent `mine` uses this artifact, of that step (None: of all of them)
         and of the agent `whose` (empty: of all of them)."""
-        return self.artifact == artifact and (
-            artifact.per == "run"
-            or (
-                self.of_steps(at, at - 1, 0) in (None, step)
-                and (artifact.per == "step" or self.whose == "all" or whose == mine != "")
-            )
-        )
+        parts = self.parts([""], mine, (at, at - 1, 0)) if self.artifact == artifact else []
+        return any(of_step in (None, step) and owner in ("", whose) for of_step, owner in parts)
 
 
 def this(artifact: Artifact, when: When | None = None) -> Use:

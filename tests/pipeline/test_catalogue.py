@@ -145,6 +145,29 @@ def declared(spec: StageSpec, agent: str, step: int) -> set[str]:
     }
 
 
+@pytest.mark.parametrize(
+    ("use", "mine", "parts"),
+    [
+        (catalogue.this(tables.SCHEDULE), "ada", [(None, "")]),
+        (catalogue.this(tables.CAPABILITY), "ada", [(3, "")]),
+        (catalogue.before(tables.CHECKPOINT), "ada", [(2, "ada")]),
+        (catalogue.before(tables.CHECKPOINT), "", []),
+        (catalogue.of_all(tables.ROLLOUTS), "ada", [(3, "ada"), (3, "bo")]),
+        (catalogue.of_all(tables.PROMPTS, "all"), "", [(None, "")]),
+        (catalogue.of_all(tables.CHECKPOINT, "start"), "", [(0, "ada"), (0, "bo")]),
+    ],
+)
+def test_which_parts_of_an_artifact_a_stage_uses(
+    use: catalogue.Use, mine: str, parts: list[tuple[int | None, str]]
+) -> None:
+    assert use.parts(["ada", "bo"], mine, (3, 2, 0)) == parts
+    artifact = use.artifact
+    for step in range(5):
+        for whose in ("ada", "bo"):
+            used = any(of_step in (None, step) and owner in ("", whose) for of_step, owner in parts)
+            assert use.covers(artifact, step, whose, at=3, mine=mine) is used
+
+
 def strange(seen: set[str], spec: StageSpec, agent: str, step: int) -> set[str]:
     """What of the files opened is neither declared nor known to decide nothing."""
     # Both say whether params.yaml has changed since its settings were resolved.

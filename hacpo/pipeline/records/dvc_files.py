@@ -44,10 +44,11 @@ def _place(use: Use, settings: Settings, step: str, agent: str, *, written: bool
         agent: how its agent is.
     """
     artifact = use.artifact
-    if artifact.per == "run":
-        return f"{artifact.folder}/{use.only(settings)}" if use.only is not None else artifact.path()
-    steps, whose = use.of_steps(step, _PREVIOUS, step_dir(0)) or "", agent if use.whose == "own" else ""
-    return artifact.within(steps, whose) if written or use.whose == "all" else artifact.path(steps, whose)
+    if use.only is not None:
+        return f"{artifact.folder}/{use.only(settings)}"
+    [(steps, whose)] = use.parts([""], agent, (step, _PREVIOUS, step_dir(0)))
+    as_folder = artifact.per != "run" and (written or use.whose == "all")
+    return artifact.within(steps or "", whose) if as_folder else artifact.path(steps or "", whose)
 
 
 def _entry(

@@ -36,7 +36,7 @@ def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[StageSpec, str, Pa
         for agent in (agents if spec.per != "run" else [""])
         for use in spec.writes
         if use.artifact.per != "run"
-        for owner in (agents if use.whose == "all" and use.artifact.per != "step" else [agent])
+        for _, owner in use.parts(agents, agent, (step, step - 1, 0))
     ]
 
 

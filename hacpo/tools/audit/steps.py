@@ -109,8 +109,7 @@ def _tables(run: AuditRun, use: Use, step: int, mine: str) -> Iterator[Path]:
     # A checkpoint may be pruned; the trace that its stage writes beside it is not.
     artifact = TRACE if use.artifact == CHECKPOINT else use.artifact
     if use.holds(run.settings, step) and isinstance(artifact, Table) and maker_of(artifact).at == "step":
-        whose = run.agents if use.whose == "all" else [mine]
-        yield from (run.layout.path(artifact, use.of_steps(step, step - 1, 0), agent) for agent in whose)
+        yield from (run.layout.path(artifact, *part) for part in use.parts(run.agents, mine, (step, step - 1, 0)))
 
 
 def _results(run: AuditRun, step: int) -> Iterator[Path]:
