@@ -9,6 +9,7 @@ Written apart from `hacpo.algorithm.loss`, in numpy instead of torch, so that on
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ LOG_RATIO_BOUND = 10.0
 """As `hacpo.algorithm.importance.LOG_RATIO_BOUND` (a test compares them)."""
 
 UNCLIPPED = (0.0, 1e5)
-"""As `hacpo.algorithm.importance.UNCLIPPED`."""
+"""As `hacpo.algorithm.importance.UNCLIPPED`, compared too."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -104,6 +105,11 @@ def trace_columns(
         objective=np.where(known_b, objective_b, np.nan),
         known=known_b,
     )
+
+
+def is_unclipped(upper: float) -> bool:
+    """Whether an upper clip bound clips nothing: no ratio is above e^LOG_RATIO_BOUND."""
+    return upper >= math.exp(LOG_RATIO_BOUND)
 
 
 def clip_intervals(is_self: ArrayLike, update: ArrayLike, clip: ClipSettings) -> tuple[Floats, Floats]:

@@ -6,6 +6,8 @@ import itertools
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ from hacpo.algorithm.trace import TraceColumns, trace_columns
 from hacpo.settings.algorithm import AlgorithmSettings, ClipSettings, ImportanceSettings
 from hacpo.settings.base import merged
 from hacpo.settings.recipes import RECIPES
+from hacpo.settings.root import Settings
+from hacpo.tools.inspect.plain import interval
+from hacpo.tools.report.collect import Measurements, Ratios
+from hacpo.tools.report.ratio_figures import own_ratio
 
 
 def algorithm(recipe: str, **changes: object) -> AlgorithmSettings:
@@ -194,6 +200,19 @@ def test_agrees_with_the_loss(recipe: str, norm: str, reference: str, alpha: flo
 def test_constants_are_those_of_training() -> None:
     assert trace.LOG_RATIO_BOUND == importance.LOG_RATIO_BOUND
     assert trace.UNCLIPPED == importance.UNCLIPPED
+
+
+@pytest.mark.parametrize(("upper", "unclipped"), [(1.0, False), (1.2, False), (20_000.0, False), (25_000.0, True)])
+def test_a_bound_that_no_ratio_can_reach_clips_nothing(upper: float, unclipped: bool) -> None:
+    # A log-ratio is at most 10, and e^10 = 22026.5.
+    assert trace.is_unclipped(upper) is unclipped
+    assert (interval(0.0, upper) == "unclipped") is unclipped
+    ratios = Ratios(1, 1.0, (1.0,) * 5, (0.0, 0.0), upper, 0.0, 0.0, 1.0, (1.0, 1.0), {})
+    measured = SimpleNamespace(
+        agents=["ada"], ratios={("ada", "own"): {1: ratios}}, color_of=lambda _: "c0", last_step=1
+    )
+    drawn = str(own_ratio(cast(Measurements, measured), cast(Settings, None)))
+    assert ("upper bound" not in drawn) is unclipped
 
 
 def test_no_torch() -> None:

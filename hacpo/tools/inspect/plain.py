@@ -13,16 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from hacpo.algorithm.trace import is_unclipped
 from hacpo.phrases import number
 
 _SUSPECT = re.compile(r"[^\n\x20-\x7e]")
 _STEERING = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories that steer instead of show: controls, formatting (bidirectional overrides, zero width), private
 use, unassigned, line and paragraph separators."""
-
-_NO_UPPER_BOUND = 3e4
-"""An upper clip bound beyond every possible ratio (at most e^10) means that nothing is clipped."""
-
 
 _NO_WIDTH = 100_000
 """Columns of what is no terminal."""
@@ -82,7 +79,7 @@ def _finite(value: Any) -> Any:
 
 def interval(lower: float, upper: float) -> str:
     """`in [0.8000, 1.0000]`; `unclipped` where the bounds hold every ratio."""
-    return "unclipped" if upper > _NO_UPPER_BOUND else f"in [{number(lower, 4)}, {number(upper, 4)}]"
+    return "unclipped" if is_unclipped(upper) else f"in [{number(lower, 4)}, {number(upper, 4)}]"
 
 
 def packed(pieces: Sequence[Text], width: int | None, *, indent: int = 2) -> list[Text]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hacpo.algorithm.trace import is_unclipped
 from hacpo.settings.root import Settings
 from hacpo.tools.report.charts import Bars, Line, Rule, bar_chart, extent
 from hacpo.tools.report.collect import Measurements, Ratios
 from hacpo.tools.report.panels import Panel, Rows, panel
 from hacpo.tools.report.scales import NUMBER, PERCENT, linear_scale
-
-_NO_BOUND = 1e4
-"""Clip bounds beyond this mean that nothing is clipped (`hacpo.algorithm.importance.UNCLIPPED`)."""
 
 
 def own_ratio(results: Measurements, settings: Settings) -> Rows:  # noqa: ARG001
@@ -91,7 +89,7 @@ def _bounds(steps: Sequence[Ratios]) -> list[Rule]:
     rules = [Rule(low, "lower bound", "c-bound", under=True)] if low > 0 else []
     if high > low:
         rules.append(Rule(high, "", "c-bound"))
-    return [*rules, Rule(upper, "upper bound", "c-bound")] if upper < _NO_BOUND else rules
+    return rules if is_unclipped(upper) else [*rules, Rule(upper, "upper bound", "c-bound")]
 
 
 def _clip_panels(results: Measurements, kind: str, whose: str) -> list[Panel]:
