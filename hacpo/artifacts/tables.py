@@ -37,8 +37,6 @@ def _columns(**types: pa.DataType | tuple[pa.DataType, None]) -> pa.Schema:
 OWNERS = ("agent", "learner")
 """Whose a part of a step can be, as its folder names it."""
 
-_STEP = re.compile(r"step=(\d{4})")
-
 
 def step_named(number: str) -> str:
     """`step=0007`: a step's folder, of its number in four digits or of what stands for one."""
@@ -50,14 +48,17 @@ def step_dir(step: int) -> str:
     return step_named(f"{step:04d}")
 
 
+_ANY_STEP = step_named("(?P<step>[0-9]{4})")
+"""For regular expressions."""
+
 EVERY_STEP = step_named("*")
 """For `glob`."""
 
 
 def step_of(folder: str) -> int | None:
     """The step of a folder that `step_dir` names; None of any other name."""
-    match = _STEP.fullmatch(folder)
-    return None if match is None else int(match[1])
+    match = re.fullmatch(_ANY_STEP, folder)
+    return None if match is None else int(match["step"])
 
 
 def owner_dir(kind: str, name: str) -> str:
@@ -92,7 +93,15 @@ class Artifact:
     @property
     def pattern(self) -> str:
         """A regular expression of where it lies below a run's root, of any step and agent (groups `step`, `agent`)."""
-        return self.path(step_named(r"(?P<step>\d{4})"), "(?P<agent>[^/]+)")
+        return self.path(_ANY_STEP, "(?P<agent>[^/]+)")
+
+    def place_of(self, path: str) -> tuple[int, str] | None:
+        """(step, whose) of a path that ends where a part of it lies, or where all of a step do (with an empty name);
+        None of any other."""
+        for place in (self.pattern, self.within(_ANY_STEP)):
+            if found := re.fullmatch(f"(?s:.*/)?{place}", path):
+                return int(found["step"]), found.groupdict().get("agent", "")
+        return None
 
     def within(self, step: str = "", agent: str = "") -> str:
         """Its folder, of one step (as `step_dir` spells it) and agent where these are given: all of them else."""

@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from hacpo.algorithm.rollouts import problem_of, rollout_id, rollout_ids
 from hacpo.artifacts.layout import BESIDE, LOCKS, MERGED, SAVED
-from hacpo.artifacts.tables import owner_dir, owner_of, step_dir, step_of
+from hacpo.artifacts.tables import CHECKPOINT, owner_dir, owner_of, step_dir, step_of
 
 SPELLED_IN = {
     "hacpo/artifacts/tables.py": r"\b(step|agent|learner)=",
@@ -46,6 +46,25 @@ def test_a_folder_says_whose_it_is_and_of_which_step() -> None:
         "",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("checkpoints/step=0007/agent=ada", (7, "ada")),
+        ("artifacts/a/b/checkpoints/step=0007/agent=ada", (7, "ada")),
+        ("/here\n/checkpoints/step=0000/agent=a-b", (0, "a-b")),
+        ("artifacts/small/checkpoints/step=0007", (7, "")),
+        ("artifacts/small/checkpoints/step=0007/agent=ada/model.safetensors", None),
+        ("artifacts/small/checkpoints/step=0007/learner=ada", None),
+        ("artifacts/small/checkpoints/step=٠٠٠٧/agent=ada", None),
+        ("artifacts/small/checkpoints/step=7/agent=ada", None),
+        ("artifacts/small/my_checkpoints/step=0007/agent=ada", None),
+        ("artifacts/small/rollouts/step=0007/agent=ada", None),
+    ],
+)
+def test_a_path_says_whose_checkpoint_of_which_step_it_is(path: str, place: tuple[int, str] | None) -> None:
+    assert CHECKPOINT.place_of(path) == place
 
 
 def test_what_lies_beside_artifacts_is_listed() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hacpo.artifacts import storage
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.tables import owner_of, step_of
+from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, MissingInputError
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.policies import check_policy
@@ -31,8 +31,8 @@ def needed_checkpoints(pipeline: Pipeline, books: Books, stages: Iterable[Any]) 
     needed: dict[str, int] = {}
     for stage in stages:
         for path in books.pruned_inputs(stage):
-            agent, step = owner_of(path.name), step_of(path.parent.name)
-            if step is not None and path.resolve() == pipeline.layout.checkpoint(step, agent).resolve():
+            step, agent = CHECKPOINT.place_of(path.as_posix()) or (0, "")
+            if agent and path.resolve() == pipeline.layout.checkpoint(step, agent).resolve():
                 needed[agent] = max(step, needed.get(agent, 0))
     return needed
 

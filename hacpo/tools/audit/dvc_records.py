@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.artifacts.text_files import YamlError, load_json, load_yaml, parse_yaml, read_text
 from hacpo.pipeline.catalogue import REPORT_STAGE
 from hacpo.pipeline.records.dvc_files import rendered
@@ -405,13 +406,11 @@ def _cached_manifest(root: Path, md5: str) -> dict[str, str] | None:
 
 def _step_of_checkpoint(run: AuditRun, path: str) -> int | None:
     """The step of a path that is a whole checkpoint, or the folder of a step's checkpoints."""
-    below = Layout(Path("artifacts") / run.pipeline.run)
-    for step in range(run.settings.steps + 1):
-        if any(
-            Path(path) in (below.checkpoint(step, agent), below.checkpoint(step, agent).parent) for agent in run.agents
-        ):
-            return step
-    return None
+    place = CHECKPOINT.place_of(path)
+    if place is None or Path(path) != Layout(Path("artifacts") / run.pipeline.run).checkpoint(*place):
+        return None
+    step, agent = place
+    return step if step <= run.settings.steps and agent in ("", *run.agents) else None
 
 
 def _may_be_gone(run: AuditRun, step: int) -> bool:
