@@ -8,6 +8,9 @@ CPU_TOKENS = 2048
 """Most tokens of a forward pass on a CPU where the settings do not say: what a layer makes of them stays in the cache,
 and there is nothing to gain from more (benchmarks/engine_work.py)."""
 
+CHUNK_LOGITS = 1 << 26
+"""Logits held at once, 256 MiB in float32: as large as makes the product efficient, small beside any real model."""
+
 
 def most_tokens(setting: int | None, device: str) -> int | None:
     """Bound of tokens on a type of device, padding included: the settings', or what suits a CPU; None: no bound."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Given = Literal["correct", "wrong", "no_answer", "truncated"]
 """What a verifier or a reward function calls a response."""
 
 Outcome = Literal[Given, "timeout", "error"]
 """The last two are said of the verifier: nobody could tell."""
+
+GAVE_UP: tuple[Outcome, ...] = tuple(name for name in get_args(Outcome) if name not in get_args(Given))
+"""Those two: their reward of 0 says nothing."""
 
 MAX_MESSAGE = 300
 """Characters of a reason that a table keeps. A reply with it fits into one atomic write to a pipe (4096 bytes)."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from hacpo.callbacks import OnProgress
 from hacpo.errors import DataError, RewardError
 from hacpo.verifying.answers.spelling import extract_answer, nesting, plain_verdict, shortened
-from hacpo.verifying.judgement import Judgement, Outcome, failure
+from hacpo.verifying.judgement import GAVE_UP, Judgement, Outcome, failure
 from hacpo.verifying.worker_pool import Question, WorkerPool
 
 if TYPE_CHECKING:  # pydantic and pyarrow take longer to import than everything here
@@ -190,7 +190,7 @@ def check_error_rate(verdicts: Sequence[Verdict], settings: VerificationSettings
     Raises:
         RewardError: there are more.
     """
-    failed = [verdict for verdict in verdicts if verdict.verdict in ("error", "timeout")]
+    failed = [verdict for verdict in verdicts if verdict.verdict in GAVE_UP]
     limit = settings.error_limit
     if len(failed) > limit * len(verdicts):
         share = f"{len(failed)} of {len(verdicts)} ({100 * len(failed) / len(verdicts):.3g} %)"

@@ -132,12 +132,6 @@ def test_any_architecture_of_transformers_is_counted(tmp_path: Path) -> None:
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_chunk_of_logits_is_the_engines() -> None:
-    from hacpo.engines.training.head import CHUNK_LOGITS
-
-    assert memory.CHUNK_LOGITS == CHUNK_LOGITS
-
-
 def kept_for_backward(shape: ModelShape, dtype: str, layers: int, rows: int, length: int) -> int:
     """Bytes that PyTorch keeps between forward and backward pass, weights aside."""
     import dataclasses

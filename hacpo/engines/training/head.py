@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hacpo.algorithm.batching import CHUNK_LOGITS
 from hacpo.engines.truncation import KeptTokens
-
-CHUNK_LOGITS = 1 << 26
-"""Logits held at once, 256 MiB in float32: as large as makes the product efficient, small beside any real model."""
 
 _CPU_BLOCK_LOGITS = 1 << 21
 """On a CPU: 8 MiB, which stay in its cache while they are computed, exponentiated and multiplied again. A GPU has the

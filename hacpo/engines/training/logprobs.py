@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from hacpo.algorithm.batching import CHUNK_LOGITS
 from hacpo.algorithm.support import Support
-from hacpo.engines.training.head import CHUNK_LOGITS, Head, chunked_logits, chunked_logprobs, chunks, output_head
+from hacpo.engines.training.head import Head, chunked_logits, chunked_logprobs, chunks, output_head
 from hacpo.engines.truncation import KeptTokens, truncated
 
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +28,10 @@ from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.distrust import check_object
 from hacpo.pipeline.records.dvc_files import cached_steps, is_cached, set_cached
 from hacpo.pipeline.records.flushing import flushed_copies
-from hacpo.pipeline.records.history import History
+from hacpo.pipeline.records.history import MD5, History
+from hacpo.pipeline.records.lock_text import output_md5
 from hacpo.pipeline.records.order import makes_checkpoint, step_file
 from hacpo.pipeline.retention.pruning import AgentPlan
-
-_MD5 = re.compile(rb"\b[0-9a-f]{32}\b")
 
 
 class _NotByLinkError(Exception):
@@ -316,10 +314,8 @@ class CheckpointCache:
         if (known := self.books.checkpoints.get(folder.resolve())) is not None:
             return known
         text = _content(step_file(self.pipeline, step).with_name("dvc.lock")).decode("utf-8", "replace")
-        path = re.escape(os.path.relpath(folder, self.pipeline.root))
-        made = rf"^    outs:\n(?:    [- ] .*\n)*?    - path: {path}\n      hash: md5\n      md5: (.+)\n"
-        hash_there = re.search(made, text, re.MULTILINE)
-        return self.books.checkpoints.setdefault(folder.resolve(), hash_there[1] if hash_there else "")
+        recorded = output_md5(text, os.path.relpath(folder, self.pipeline.root))
+        return self.books.checkpoints.setdefault(folder.resolve(), recorded)
 
     def _is_whole(self, step: int, agent: str) -> bool:
         """Whether the cache has the recorded checkpoint's list, undamaged, and every file of it."""
@@ -353,7 +349,7 @@ def _tracked_files(root: Path) -> Iterator[str]:
         folders[:] = [name for name in folders if name not in ("artifacts", ".git", ".dvc", ".venv")]
         for name in files:
             if name.endswith(".dvc"):
-                yield from (found.decode() for found in _MD5.findall(_content(Path(folder) / name)))
+                yield from (found.decode() for found in MD5.findall(_content(Path(folder) / name)))
 
 
 def _content(path: Path) -> bytes:

@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-_MD5 = re.compile(rb"\b[0-9a-f]{32}\b")
+MD5 = re.compile(rb"\b[0-9a-f]{32}\b")
+"""What DVC's files call an object."""
 _MISSING = re.compile(rb"^[0-9a-f]{40,64} missing$", re.MULTILINE)
 _STASHES = ("-c", "log.showSignature=false", "stash", "list", "--format=%H")
 _RECORDS = (":(top,glob)**/dvc.lock", ":(top,glob)**/*.dvc")
@@ -56,7 +57,7 @@ class History:
             content = self._git("cat-file", "--batch", stdin=b"\n".join(some) + b"\n")
             if _MISSING.search(content):
                 raise subprocess.SubprocessError("a partial clone lacks what is asked for")
-            self._named.update(digest.decode() for digest in _MD5.findall(content))
+            self._named.update(digest.decode() for digest in MD5.findall(content))
             self._seen.update(some)
 
     def _git(self, *words: str, stdin: bytes = b"") -> bytes:

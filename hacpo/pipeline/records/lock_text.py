@@ -60,6 +60,13 @@ def entries(text: str) -> dict[str, str] | None:
     return stages
 
 
+def output_md5(text: str, path: str) -> str:
+    """The hash that a lock has of an output of any stage; empty where that cannot be seen."""
+    made = rf"^    outs:\n(?:    [- ] .*\n)*?    - path: {re.escape(path)}\n      hash: md5\n      md5: (.+)\n"
+    recorded = re.search(made, text, re.MULTILINE)
+    return recorded[1] if recorded else ""
+
+
 def _printed_anew(text: str, name: str, entry: Any, place: Callable[[str], int], where: str) -> str:
     from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 

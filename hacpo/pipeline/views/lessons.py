@@ -14,6 +14,7 @@ from hacpo.phrases import ranges
 from hacpo.pipeline.catalogue import ADVANTAGE, GENERATE, VERIFY
 from hacpo.pipeline.noted import numbers
 from hacpo.pipeline.project import Pipeline
+from hacpo.verifying.judgement import GAVE_UP
 
 _ZERO_STEPS = 3
 """An agent may well earn nothing in a step or two; from here on it is worth a word."""
@@ -84,7 +85,7 @@ def _cause(pipeline: Pipeline, step: int, sources: Sequence[str]) -> str:
     settings, counts = pipeline.settings, _verdicts(pipeline, step, sources)
     responses = sum(counts.values())
     cut = sum(numbers(pipeline.layout, GENERATE, step, agent).get("truncated", 0.0) for agent in sources) / len(sources)
-    gave_up = counts.get("timeout", 0) + counts.get("error", 0)
+    gave_up = sum(counts.get(verdict, 0) for verdict in GAVE_UP)
     if 2 * cut >= 1:
         limits = {str(settings.agents[agent].sampling.max_new_tokens): None for agent in sources}
         return f"{100 * cut:.0f} % of them were cut off: look at sampling.max_new_tokens, {', '.join(limits)} here"

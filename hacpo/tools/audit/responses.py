@@ -27,7 +27,7 @@ from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.rows import Rows
 from hacpo.tools.audit.supports import check_support
 from hacpo.tools.audit.table_checks import read
-from hacpo.verifying.judgement import Outcome
+from hacpo.verifying.judgement import GAVE_UP, Outcome
 
 Floats = NDArray[np.float64]
 
@@ -340,7 +340,7 @@ def check_rewards(run: AuditRun, rows: Rows, check: str, stopped: Flags | None) 
     rows.require(check, "reward", np.isfinite(rewards), "a finite number")
     known = np.asarray(pc.is_in(verdict, value_set=pa.array(VERDICTS)))
     rows.require(check, "verdict", known, " or ".join(VERDICTS))
-    failed = np.asarray(pc.is_in(verdict, value_set=pa.array(["error", "timeout"])))
+    failed = np.asarray(pc.is_in(verdict, value_set=pa.array(GAVE_UP)))
     silent = np.asarray(pc.is_null(rows.arrow("message")))
     rows.require(check, "message", silent | failed, "none: nothing failed")
     if not run.settings.verification.is_math:

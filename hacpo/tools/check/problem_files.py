@@ -16,6 +16,7 @@ from hacpo.settings.root import DataSet
 from hacpo.settings.verification import VerificationSettings
 from hacpo.tools.check.remarks import Remark, error, to_do, warning
 from hacpo.verifying.function import module_file
+from hacpo.verifying.judgement import GAVE_UP
 from hacpo.verifying.verifier import Request, Verifier
 
 _WRONG = "I do not know."
@@ -138,7 +139,7 @@ def _try_reward(settings: VerificationSettings, root: Path, problem: Problem | N
     failed = [
         (request.text, verdict.message)
         for request, verdict in zip(requests, verdicts, strict=True)
-        if verdict.verdict in ("error", "timeout")
+        if verdict.verdict in GAVE_UP
     ]
     if not failed or problem is None:
         return None

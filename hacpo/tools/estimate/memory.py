@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hacpo.algorithm.batching import CHUNK_LOGITS
 from hacpo.settings.engine import Dtype
 from hacpo.tools.estimate.shapes import ModelShape
 
@@ -19,10 +20,6 @@ BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 """Bytes of a number."""
 
 GIB = 2**30
-
-CHUNK_LOGITS = 1 << 26
-"""Logits held at once (`hacpo.engines.training.head`, which needs torch to be asked)."""
-
 
 KNOWN_ARCHITECTURES = ("qwen3", "llama", "qwen2", "mistral", "gpt_neox")
 """Those whose layers keep for the backward pass what `activations_per_token` counts; others are taken for Llama's."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from hacpo.evaluation.measure import is_share
 from hacpo.pipeline.catalogue import ADVANTAGE, GENERATE
 from hacpo.settings.root import Settings
-from hacpo.tools.report.collect import GAVE_UP, Curve, Measurements
+from hacpo.tools.report.collect import Curve, Measurements
 from hacpo.tools.report.scales import number, percent
+from hacpo.verifying.judgement import GAVE_UP
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
-from typing import Any, get_args
+from typing import Any
 
 import polars as pl
 
@@ -19,7 +19,7 @@ from hacpo.evaluation.values import best_step, change, estimate, read_values
 from hacpo.pipeline.catalogue import PIPELINE, PREPARE, StageSpec
 from hacpo.pipeline.noted import TEXTS, stage_metrics
 from hacpo.settings.series import Series
-from hacpo.verifying.judgement import Given, Outcome
+from hacpo.verifying.judgement import GAVE_UP
 
 Curve = dict[int, float]
 """Step -> value."""
@@ -28,9 +28,6 @@ STAGES = tuple(spec for spec in PIPELINE if spec.metrics)
 """Stages that leave metrics, in the order in which they run."""
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-GAVE_UP = tuple(name for name in get_args(Outcome) if name not in get_args(Given))
-"""Verdicts on answers that could not be judged; their reward of 0 says nothing."""
 
 _MOST_GRADES = 5
 """Rewards that are told apart; the page has as many colours for them."""

@@ -7,10 +7,10 @@ from typing import get_args
 
 from hacpo.settings.root import Settings
 from hacpo.tools.report.charts import Bars, bar_chart
-from hacpo.tools.report.collect import GAVE_UP, Curve, Measurements
+from hacpo.tools.report.collect import Curve, Measurements
 from hacpo.tools.report.panels import Panel, Rows, agent_lines, panel
 from hacpo.tools.report.scales import COUNT, PERCENT, linear_scale
-from hacpo.verifying.judgement import Outcome
+from hacpo.verifying.judgement import GAVE_UP, Outcome
 
 VERDICTS = get_args(Outcome)
 

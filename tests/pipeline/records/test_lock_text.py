@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dvc.utils.serialize import dumps_yaml, parse_yaml
 
-from hacpo.pipeline.records.lock_text import printed, with_stage
+from hacpo.pipeline.records.lock_text import output_md5, printed, with_stage
 
 ORDER = ["warmup-ada", "generate@ada", "generate@bo", "verify@ada"]
 
@@ -99,3 +99,19 @@ def test_a_command_beyond_the_width_is_folded_as_dvc_folds_it() -> None:
     long = plain(cmd="hacpo generate pipelines/small --step 0001 --agent a-name-that-is-rather-long-for-an-agent")
     text = with_stage("", "generate@ada", long, place, "dvc.lock")
     assert text == dumps_yaml({"schema": "2.0", "stages": {"generate@ada": long}})
+
+
+def test_the_hash_of_an_output_is_read_from_the_text() -> None:
+    def item(path: str, letter: str) -> dict[str, str]:
+        return {"path": path, "hash": "md5", "md5": f"{letter * 32}.dir"}
+
+    start, made = "artifacts/small/checkpoints/step=0000/agent=ada", "artifacts/small/checkpoints/step=0001/agent=ada"
+    entry = {
+        "cmd": "hacpo update",
+        "deps": [item(start, "a")],
+        "outs": [item("artifacts/small/x", "b"), item(made, "c")],
+    }
+    text = with_stage("", "update@ada", entry, lambda _: 0, "dvc.lock")
+    assert output_md5(text, made) == f"{'c' * 32}.dir"
+    assert output_md5(text, start) == ""  # read, and not made
+    assert output_md5(text, made.replace("=", ".")) == ""
