@@ -36,6 +36,7 @@ def advantage(
         capability_summary,
     )
     from hacpo.algorithm.rollouts import ordered_responses, reward_array
+    from hacpo.algorithm.selection import selection
     from hacpo.artifacts import tables
     from hacpo.pipeline.views import lessons
 
@@ -75,6 +76,7 @@ def advantage(
                 settings=settings.algorithm.advantage,
                 capability_settings=settings.algorithm.capability,
             )
+            columns |= selection(columns, settings.algorithm.rollouts, step=step, learner=name)
             stage.write(
                 tables.ADVANTAGES,
                 columns,

@@ -64,6 +64,8 @@ def update(stage: Stage) -> None:
             order=loss.minibatch_order,
             ranks=loss.ranks,
             seeds=shuffle_seeds(settings, step, agent),
+            selected_b=pool.selected,
+            by_group=settings.algorithm.rollouts.select == "sample",
         )
         begun = time.perf_counter()
         trace, metrics = trainer.train(plan, pool, stage.progress)
@@ -80,7 +82,7 @@ def update(stage: Stage) -> None:
     if stage.in_place and not settings.fsdp:
         stage.session.models.keep(agent, policy, settings.engine, model)
     stage.metrics |= metrics
-    tokens = sum(pool.table["learner_tokens"].to_pylist()) * settings.algorithm.rollouts.passes
+    tokens = int(pool.table["learner_tokens"].to_numpy()[pool.selected].sum()) * settings.algorithm.rollouts.passes
     stage.metrics |= {"updates": len(plan.rows), "tokens": tokens}
     stage.summary = _summary(stage)
 
@@ -93,7 +95,7 @@ def _pool(stage: Stage) -> TrainingPool:
     loss = stage.settings.algorithm.loss
     sampler_cap = loss.sampler_correction_cap if loss.sampler_correction == "truncated" else None
     pool = stage.read(tables.POOL)
-    advantages = stage.read(tables.ADVANTAGES, columns=["rollout_id", "effective_advantage"])
+    advantages = stage.read(tables.ADVANTAGES, columns=["rollout_id", "effective_advantage", "selected"])
     of_sampler = ["sampler_logprobs"] if sampler_cap is not None else []
     own = stage.read(tables.ROLLOUTS, columns=["rollout_id", "logprobs", "support", *of_sampler])
     joined = training_pool(pool, advantages, own, sampler_cap=sampler_cap, where=stage.title)

@@ -218,7 +218,8 @@ def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
         `punished_correct`: share of the best responses of live groups with a negative advantage; `punished_correct_own`
             and `punished_correct_cross` by whose they are;
         `advantage_max`: largest |effective advantage|;
-        `omega_cross`: the factor on cross responses, averaged.
+        `omega_cross`: the factor on cross responses, averaged;
+        `selected_own`, `selected_cross`: counts of the rows that are trained on, where that is not all of them.
         Without cross responses the two keys about them are absent.
     """
     # A number for each problem: a million names would be as many Python objects, and take seconds to sort.
@@ -244,6 +245,9 @@ def advantage_summary(columns: Mapping[str, Any]) -> dict[str, float]:
     if not own.all():
         summary["punished_correct_cross"] = _share(punished[best & ~own])
         summary["omega_cross"] = float(np.asarray(columns["omega"])[~own].mean())
+    if "selected" in columns:
+        selected = np.asarray(columns["selected"])
+        summary |= {"selected_own": float(selected[own].sum()), "selected_cross": float(selected[~own].sum())}
     return summary
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from hacpo.errors import DataError
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 _Part = tuple[int, int, tuple[tuple[int, int], ...]]
 """Sum of lengths, how many, (index, length) of each. Compared in this order, so ties are broken the same way always."""

@@ -11,6 +11,8 @@ Baselines, most of them weighted sums of the agents' group sums (m_j = S^(j) / G
     oracle      the same, omega from capabilities known better than by the window's estimate
     joint       W = 1                            D = nG       ablation
     own         W = identity                     D = G        ours
+    group       W = identity                     D = G        the source's, for its responses; sigma is its group's too:
+                                                              each group on its own, as in GRPO
     shrunk      (G m_k + kappa * mean over j of min(1, omega^(k,j) m_j)) / (G + kappa)   ours
 
 Legend: `_p` prompts, `_n` agents, `_g` samples of a group; k is the learner, j a source.
@@ -45,7 +47,7 @@ class StepAdvantages:
     baseline: NDArray[np.float64]
     """mu that the row was measured against, after the guard."""
     sigma: NDArray[np.float64]
-    """sigma_joint: standard deviation (ddof = 1) of the prompt's nG rewards."""
+    """sigma_joint: standard deviation (ddof = 1) of the prompt's nG rewards; under `group` of the source's G."""
     advantage: NDArray[np.float64]
     """A, before omega."""
     omega: NDArray[np.float64]
@@ -53,7 +55,7 @@ class StepAdvantages:
     effective_advantage: NDArray[np.float64]
     """omega * A."""
     uniform: NDArray[np.bool_]
-    """All of the prompt's nG rewards are equal: A is exactly 0.0."""
+    """All of the prompt's nG rewards (under `group` the source's G) are equal: A is exactly 0.0."""
     guarded: NDArray[np.bool_]
     """The baseline was above 1 for 0/1 rewards and the own group mean of its agent took its place."""
 
@@ -102,23 +104,25 @@ def step_advantages(
     else:
         guarded_pn = np.zeros(mu_pn.shape, dtype=np.bool_)
 
-    by_source = settings.baseline in ("capability", "oracle") and settings.cross_baseline == "source"
+    by_group = settings.baseline == "group"
+    by_source = by_group or (settings.baseline in ("capability", "oracle") and settings.cross_baseline == "source")
     owner_n = np.arange(agents) if by_source else np.full(agents, learner)
     baseline_pn1 = mu_pn[:, owner_n, None]
     omega_n = omega_nn[:, learner] if settings.discrepancy else np.ones(agents)
-    uniform_p, sigma_p = _spread(rewards_png)
-    scale_p = np.where(uniform_p, 1.0, sigma_p + settings.epsilon)
-    advantage_png = np.where(uniform_p[:, None, None], 0.0, (rewards_png - baseline_pn1) / scale_p[:, None, None])
+    compared = [rewards_png[:, [agent]] for agent in range(agents)] if by_group else [rewards_png]
+    uniform_pn1, sigma_pn1 = (np.stack(part, axis=1)[:, :, None] for part in zip(*map(_spread, compared), strict=True))
+    scale_pn1 = np.where(uniform_pn1, 1.0, sigma_pn1 + settings.epsilon)
+    advantage_png = np.where(uniform_pn1, 0.0, (rewards_png - baseline_pn1) / scale_pn1)
     omega_1n1 = omega_n[None, :, None]
 
     shape = rewards_png.shape
     return StepAdvantages(
         baseline=np.broadcast_to(baseline_pn1, shape).copy(),
-        sigma=np.broadcast_to(sigma_p[:, None, None], shape).copy(),
+        sigma=np.broadcast_to(sigma_pn1, shape).copy(),
         advantage=advantage_png,
         omega=np.broadcast_to(omega_1n1, shape).copy(),
         effective_advantage=omega_1n1 * advantage_png,
-        uniform=np.broadcast_to(uniform_p[:, None, None], shape).copy(),
+        uniform=np.broadcast_to(uniform_pn1, shape).copy(),
         guarded=np.broadcast_to(guarded_pn[:, owner_n, None], shape).copy(),
     )
 
@@ -138,6 +142,7 @@ def _baselines(
         "oracle": (omega_nn, responses),
         "joint": (np.ones_like(omega_nn), responses),
         "own": (np.eye(agents), float(group_size)),
+        "group": (np.eye(agents), float(group_size)),
     }[settings.baseline]
     return _ordered_sum(group_sum_pn[:, None, :] * weights_nn[None, :, :]) / divisor
 

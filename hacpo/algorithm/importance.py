@@ -91,11 +91,11 @@ def clip_bounds(update_index: int, settings: ClipSettings, *, is_self: bool) -> 
 
     Returns:
         Own: (1 - own_low, 1 + own_high). Cross `stepwise`: (min(1, 1 - cross_delta + m cross_step), 1.0), eq. 13, 14;
-        `own`: as own; `none`: `UNCLIPPED`.
+        `own`: as own; `none` and `likelihood`: `UNCLIPPED`.
     """
     own = (1.0 - settings.own_low, 1.0 + settings.own_high)
     stepwise = (min(1.0, 1.0 - settings.cross_delta + update_index * settings.cross_step), 1.0)
-    return own if is_self else {"stepwise": stepwise, "own": own, "none": UNCLIPPED}[settings.cross]
+    return own if is_self else {"stepwise": stepwise, "own": own}.get(settings.cross, UNCLIPPED)
 
 
 def response_bounds(is_self_b: Tensor, update_index: int, settings: ClipSettings) -> tuple[Tensor, Tensor]:

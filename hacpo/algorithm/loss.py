@@ -13,7 +13,9 @@ Notation (B responses of a micro-batch, T padded tokens in the learner's vocabul
     own     min(s A, c A)       GSPO; GRPO: the same per token, then the mean over tokens
     cross   c sg[min(c, 1)]^alpha A     no outer min: outside the interval there is no gradient, whatever the sign of A;
             eq. 12 weighs where s < 1 only, which matters where the upper bound is above 1 (`clip.cross: none`, `own`).
-            Under `clip.cross: own`: min(s A, c A) sg[min(c, 1)]^alpha
+            Under `clip.cross: own`: min(s A, c A) sg[min(c, 1)]^alpha; under `likelihood` the mean of the learner's
+            log-probabilities over the response's tokens, whose gradient is that of a supervised loss (SGT), in place of
+            c A
     v       weight from the sampler's to the training stack's distribution (`sampler_correction`); 1 if off
     loss    - sum_i w_i v_i objective_i + kl_coef sum_i w_i KL_i      (KL over all responses, or over own ones)
 
@@ -68,7 +70,7 @@ class ResponseBatch:
     effective_advantage_b: Tensor
     """float64."""
     row_weight_b: Tensor
-    """float64: from `row_weights`; 0 for a row that only fills a batch."""
+    """float64: from `row_weights`, cross rows times `cross_weight`; 0 for a row that only fills a batch."""
     sampler_weight_b: Tensor
     """float64: `hacpo.algorithm.sampler_correction`; 1 for cross responses, and for all when it is off."""
     old_logprobs_bt: Tensor | None = None
@@ -103,19 +105,21 @@ class ResponseBatch:
         def column(name: str, dtype: torch.dtype) -> Tensor:
             return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=mask_bt.device)
 
+        is_self_b = column("is_self", torch.bool)
+        row_weight_b = row_weights(
+            torch.tensor([sources.index(row.source) for row in rows], device=mask_bt.device),
+            torch.tensor(list(counts.values()), device=mask_bt.device),
+            algorithm.loss.aggregation,
+        )
         return cls(
             learner_logprobs_bt=learner_logprobs_bt,
             mask_bt=mask_bt,
             source_logprob_b=column("source_logprob", torch.float64),
             source_tokens_b=column("source_tokens", torch.int64),
             text_bytes_b=column("text_bytes", torch.int64),
-            is_self_b=column("is_self", torch.bool),
+            is_self_b=is_self_b,
             effective_advantage_b=column("effective_advantage", torch.float64),
-            row_weight_b=row_weights(
-                torch.tensor([sources.index(row.source) for row in rows], device=mask_bt.device),
-                torch.tensor(list(counts.values()), device=mask_bt.device),
-                algorithm.loss.aggregation,
-            ),
+            row_weight_b=torch.where(is_self_b, row_weight_b, row_weight_b * algorithm.loss.cross_weight),
             sampler_weight_b=column("sampler_weight", torch.float64),
             old_logprobs_bt=old_bt,
             initial_logprobs_bt=initial_logprobs_bt,
@@ -228,6 +232,9 @@ def response_terms(
         ratio_b = torch.where(batch.is_self_b, token_ratio_b, ratio_b)
         term_b = torch.where(batch.is_self_b, token_term_b, term_b)
         clipped_b = torch.where(batch.is_self_b, token_clipped_b, clipped_b)
+    if clip.cross == "likelihood":
+        term_b = torch.where(batch.is_self_b, term_b, learner_logprob_b / tokens_b)
+        clipped_b = clipped_b & batch.is_self_b
     importance_b = ratio_b.detach().clamp(lower_b, upper_b).clamp(max=1.0).pow(importance.alpha)
     is_weight_b = torch.where(batch.is_self_b, torch.ones_like(importance_b), importance_b)
     return ResponseTerms(

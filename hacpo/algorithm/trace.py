@@ -5,6 +5,7 @@ Written apart from `hacpo.algorithm.loss`, in numpy instead of torch, so that on
     s = exp(bounded((learner_sum - source_sum) / |y|))      arXiv 2603.02604, eq. 11
     own    min(s A, c A)                                     GSPO; c = s clipped to [lower, upper]
     cross  c min(c, 1)^alpha A                               eq. 12-14; `clip.cross: own`: min(s A, c A) min(c, 1)^alpha
+           `clip.cross: likelihood`: the learner's mean log-probability min(c, 1)^alpha
 """
 
 from __future__ import annotations
@@ -95,6 +96,9 @@ def trace_columns(
     above_b, below_b = ratio_b > upper_b, ratio_b < lower_b
     helped_b = ((advantage_b > 0) & above_b) | ((advantage_b < 0) & below_b)
     clipped_b = np.where(pessimistic_b, helped_b, above_b | below_b)
+    if clip.cross == "likelihood":
+        objective_b = np.where(own_b, objective_b, _floats(learner_logprob) * is_weight_b)
+        clipped_b = clipped_b & own_b
     known_b = ~own_b | (importance.level == "sequence")
     return TraceColumns(
         ratio=np.where(known_b, ratio_b, np.nan),

@@ -54,8 +54,8 @@ class TrainingPool:
     """Responses to learn from, usable or not.
 
     Attributes:
-        table: columns of the pool table and of `TrainingRow`, without `support`; `old_logprobs` may have one value more
-            than a response has tokens, that of an EOS which is not scored.
+        table: columns of the pool table and of `TrainingRow`, without `support`, and `selected`; `old_logprobs` may
+            have one value more than a response has tokens, that of an EOS which is not scored.
         support: of each row.
     """
 
@@ -65,6 +65,11 @@ class TrainingPool:
     def __len__(self) -> int:
         """Rows."""
         return len(self.table)
+
+    @property
+    def selected(self) -> NDArray[np.bool_]:
+        """Which rows are trained on, usable or not."""
+        return np.asarray(self.table["selected"], dtype=np.bool_)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -115,7 +120,7 @@ def training_pool(
 
     Args:
         pool: the pool table.
-        advantages: rollout_id and effective_advantage of the same responses.
+        advantages: rollout_id, effective_advantage and selected of the same responses.
         own: the learner's rollouts: rollout_id, logprobs, support and, with a `sampler_cap`, sampler_logprobs.
         sampler_cap: largest weight of an own response (`hacpo.algorithm.sampler_correction`); None: every weight is 1.
         where: for messages.
@@ -125,7 +130,8 @@ def training_pool(
     """
     ids = pool["rollout_id"]
     _check_together(ids, ids.filter(pool["is_self"]), advantages["rollout_id"], own["rollout_id"], where)
-    worth = advantages["effective_advantage"].take(pc.index_in(ids, value_set=advantages["rollout_id"]))
+    at = pc.index_in(ids, value_set=advantages["rollout_id"])
+    worth, selected = advantages["effective_advantage"].take(at), pc.fill_null(advantages["selected"].take(at), True)
     place = pc.index_in(ids, value_set=own["rollout_id"])
     old = own["logprobs"].take(place)
     _check_tokens(ids, pool["token_ids"], old, where)
@@ -140,7 +146,8 @@ def training_pool(
             weights[row] = truncated_weight(sequence_log_weight(logprobs, sampler), sampler_cap)
     _check_support(ids, scored, support, where)
     table = pool.drop_columns([name for name in ("support",) if name in pool.column_names])
-    for name, column in (("effective_advantage", worth), ("sampler_weight", pa.array(weights)), ("old_logprobs", old)):
+    added = {"effective_advantage": worth, "sampler_weight": pa.array(weights), "old_logprobs": old}
+    for name, column in {**added, "selected": selected}.items():
         table = table.append_column(name, column)
     return TrainingPool(table, support)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hacpo.algorithm.dealing import Ints, balanced, self_first, slots_of_ranks
+from hacpo.algorithm.dealing import Flags, Ints, balanced, self_first, slots_of_ranks
 from hacpo.algorithm.training_pool import list_lengths
 from hacpo.seeds import derive_seed
 from hacpo.settings.root import Settings
@@ -77,7 +77,14 @@ def update_slots(
 
 
 def plan_updates(
-    pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seeds: Sequence[int | None]
+    pool: pa.Table,
+    *,
+    updates: int,
+    order: str,
+    ranks: int = 1,
+    seeds: Sequence[int | None],
+    selected_b: Flags | None = None,
+    by_group: bool = False,
 ) -> UpdatePlan:
     """Split a step's pool into its updates; rows of similar length share a forward pass.
 
@@ -87,7 +94,9 @@ def plan_updates(
     Raises:
         DataError: the rows cannot be dealt evenly to the ranks.
     """
-    slots_pb = pool_slots(pool, updates=updates, order=order, ranks=ranks, seeds=seeds)
+    slots_pb = pool_slots(
+        pool, updates=updates, order=order, ranks=ranks, seeds=seeds, selected_b=selected_b, by_group=by_group
+    )
     kept = np.asarray(pc.equal(pool["status"], "kept"))
     lengths = list_lengths(pool["prompt_token_ids"]) + list_lengths(pool["token_ids"])
     parts = [
@@ -98,7 +107,16 @@ def plan_updates(
     return UpdatePlan(by_length, scheduled(pool["source"], slots_pb, updates))
 
 
-def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seeds: Sequence[int | None]) -> Ints:
+def pool_slots(
+    pool: pa.Table,
+    *,
+    updates: int,
+    order: str,
+    ranks: int = 1,
+    seeds: Sequence[int | None],
+    selected_b: Flags | None = None,
+    by_group: bool = False,
+) -> Ints:
     """The update that sees each row of a pool in each pass over it, -1 if none does, [passes, B].
 
     Prompts are shuffled, or taken in the pool's order. `mixed`: they are cut into `updates` equal parts, each with all
@@ -113,6 +131,8 @@ def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed
         order: `LossSettings.minibatch_order`.
         ranks: ranks that `self_first` and `balanced` deal the responses to.
         seeds: of each pass's shuffle (`shuffle_seeds`); None does not shuffle.
+        selected_b: the rows that are trained on; None: all.
+        by_group: groups (one agent's responses to a problem) are shuffled and cut in place of prompts.
 
     Raises:
         DataError: the rows cannot be dealt evenly to the ranks.
@@ -121,8 +141,10 @@ def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed
     source_b, length_b = _numbered(pool["source"]), np.zeros(len(pool), np.int64)
     if order == "balanced":
         length_b = list_lengths(pool["prompt_token_ids"]) + np.asarray(pool["source_tokens"], dtype=np.int64)
+    problem_b = _numbered(pool["problem_id"])
+    names = pc.unique(pool["source"]).to_pylist()
     return step_slots(
-        _numbered(pool["problem_id"]),
+        group_numbers(problem_b, source_b, names, selected_b) if by_group else problem_b,
         source_b,
         length_b,
         learner=int(source_b[own[0]]) if len(own) else -1,
@@ -130,7 +152,23 @@ def pool_slots(pool: pa.Table, *, updates: int, order: str, ranks: int = 1, seed
         order=order,
         ranks=ranks,
         seeds=seeds,
+        selected_b=selected_b,
     )
+
+
+def group_numbers(problem_b: Ints, source_b: Ints, names: Sequence[str], selected_b: Flags | None) -> Ints:
+    """Number of each row's group among those that rows are selected of, [B]: by problem, then by the source's name, so
+    that the order of agents has no part in it; 0 for rows that are not selected.
+
+    Args:
+        names: of the sources, by their number.
+    """
+    place_n = np.argsort(np.argsort(np.array(names, dtype=np.str_)))
+    key_b = problem_b * len(names) + place_n[source_b]
+    chosen_b = np.ones(len(key_b), dtype=np.bool_) if selected_b is None else selected_b
+    numbers_b = np.zeros(len(key_b), dtype=np.int64)
+    numbers_b[chosen_b] = np.unique(key_b[chosen_b], return_inverse=True)[1]
+    return numbers_b
 
 
 def step_slots(
@@ -143,23 +181,26 @@ def step_slots(
     order: str,
     ranks: int = 1,
     seeds: Sequence[int | None],
+    selected_b: Flags | None = None,
 ) -> Ints:
     """`update_slots` of each pass, every pass's updates counted on from those before, [passes, B].
 
     Args:
+        problem_b: number of what is shuffled and cut: each row's problem, or its group.
         updates: number of updates of one pass.
         seeds: of each pass's shuffle; the others as for `update_slots`.
+        selected_b: the rows that are trained on, the others are in no update; None: all.
 
     Raises:
         DataError: the rows cannot be dealt evenly to the ranks.
     """
-    passes = []
+    chosen = np.arange(len(problem_b)) if selected_b is None else np.flatnonzero(selected_b)
+    slots_pb = np.full((len(seeds), len(problem_b)), -1)
+    parts = (problem_b[chosen], source_b[chosen], length_b[chosen])
     for number, seed in enumerate(seeds):
-        slots = update_slots(
-            problem_b, source_b, length_b, learner=learner, updates=updates, order=order, ranks=ranks, seed=seed
-        )
-        passes.append(np.where(slots < 0, -1, slots + number * updates))
-    return np.stack(passes)
+        slots = update_slots(*parts, learner=learner, updates=updates, order=order, ranks=ranks, seed=seed)
+        slots_pb[number, chosen] = np.where(slots < 0, -1, slots + number * updates)
+    return slots_pb
 
 
 def scheduled(sources: Any, slots_pb: Ints, updates: int) -> list[dict[str, int]]:

@@ -7,7 +7,7 @@ resolved settings that the stage reads). Data pages carry checksums, so a flippe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,17 @@ _AT_ONCE = 256
 
 
 def to_arrow(table: Table, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> pa.Table:
-    """Rows, or a mapping of columns, as an Arrow table of exactly the contract's types."""
+    """Rows, or a mapping of columns, as an Arrow table of exactly the contract's types; a mapping may leave out columns
+    that the table may lack."""
     if isinstance(rows, Mapping):
-        return pa.table({name: rows[name] for name in table.schema.names}, schema=table.schema)
+        schema = _present(table, rows)
+        return pa.table({name: rows[name] for name in schema.names}, schema=schema)
     return pa.Table.from_pylist(list(rows), schema=table.schema)
+
+
+def _present(table: Table, names: Container[str]) -> pa.Schema:
+    """The schema without columns that may be lacking, and are."""
+    return pa.schema([field for field in table.schema if field.name in names or field.name not in table.added])
 
 
 def write_table(
@@ -57,6 +64,7 @@ def write_table(
     single = path.suffix == ".parquet"
     size = len(content) if single or rows_per_shard is None else rows_per_shard
     starts = range(0, len(content), max(size, 1)) if len(content) else range(1)
+    schema = _present(table, content.column_names)
     with atomic(path) as scratch:
         if not single:
             scratch.mkdir()
@@ -69,8 +77,8 @@ def write_table(
                 "hacpo.settings": settings_text(settings or {}),
             }
             shard = scratch if single else scratch / f"part-{index:05d}.parquet"
-            with pq.ParquetWriter(shard, table.schema, **layout(table)) as writer:
-                writer.write_table(content.slice(start, max(size, 1)).cast(table.schema))
+            with pq.ParquetWriter(shard, schema, **layout(table)) as writer:
+                writer.write_table(content.slice(start, max(size, 1)).cast(schema))
                 writer.add_key_value_metadata(metadata)
 
 

@@ -127,7 +127,8 @@ class Table(Artifact):
 
     Attributes:
         kind: what `hacpo.schema` calls it; several tables may be of one kind.
-        added: columns that tables made before may lack; they are null there.
+        added: columns that a table may lack, having been made before them or having nothing to say in them; they are
+            null there.
         filled: whether a whole table has at least one row.
         notes: what a column holds where its name does not say so, for docs/artifacts.md.
     """
@@ -373,9 +374,15 @@ ADVANTAGES = Table(
         effective_advantage=pa.float64(),
         uniform=pa.bool_(),
         guarded=pa.bool_(),
+        selected=(pa.bool_(), None),
     ),
     key=("rollout_id",),
-    notes={"baseline": "the mu used", "omega": "the factor applied"},
+    added=("selected",),
+    notes={
+        "baseline": "the mu used",
+        "omega": "the factor applied",
+        "selected": "whether the learner trains on it; only where a recipe does not take all (`rollouts.select`)",
+    },
 )
 
 TRACE = Table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import model_validator
@@ -33,10 +34,34 @@ class RolloutUse(Section):
         source="XGRPO, arXiv 2605.07244",
     )
 
+    select: Literal["all", "rescue", "sample"] = knob(
+        doc="Which of the shared responses a learner trains on: `all`; `rescue`, its own and, for a problem that it "
+        "fails and others solve, one of the others' right responses; `sample`, groups (an agent's responses to one "
+        "problem) drawn at random.",
+        source="`rescue`: SGT, arXiv 2605.07244; `sample`: SAPO, arXiv 2509.08721",
+    )
+    own_fraction: float = knob(
+        doc="Under `select: sample`: own groups trained on, I.", unit="of a step's problems", gt=0, le=1
+    )
+    external_fraction: float = knob(
+        doc="Under `select: sample`: groups of all other agents together trained on, J.",
+        unit="of a step's problems",
+        ge=0,
+    )
+    draw_seed: int | None = knob(
+        doc="Of what is drawn under `select: rescue` and `sample`. null: the run's `seed`.", ge=0
+    )
+
     @property
     def coupled(self) -> bool:
         """Whether what one agent samples has a part in what another learns."""
         return self.share or self.share_rewards
+
+    def groups_drawn(self, problems: int) -> tuple[int, int]:
+        """I, at least 1, and J (others' groups, as far as there are so many) of a step with so many problems under
+        `select: sample`; halves are rounded up."""
+        own, external = (math.floor(part * problems + 0.5) for part in (self.own_fraction, self.external_fraction))
+        return max(1, own), external
 
 
 class CapabilitySettings(Section):
@@ -74,11 +99,12 @@ class AdvantageSettings(Section):
     """Baseline, scale and capability discrepancy coefficient."""
 
     epsilon: float = knob(doc="Added to sigma_joint in the denominator.", source="eq. 6", ge=0)
-    baseline: Literal["capability", "oracle", "joint", "own", "shrunk"] = knob(
+    baseline: Literal["capability", "oracle", "joint", "own", "shrunk", "group"] = knob(
         doc="mu: `capability` (eq. 7); `oracle`, the same with the omega, here and in `discrepancy`, of "
         "`capability.oracle_table` or `oracle_samples` instead of the window's; `joint`, the plain mean of all rewards "
         "(omega = 1); `own`, the learner's own group mean for own and cross responses; `shrunk`, "
-        "the own mean shrunk towards the bounded joint mean.",
+        "the own mean shrunk towards the bounded joint mean; `group`, the mean of the responses that the same agent "
+        "gave, and their standard deviation in place of sigma_joint.",
         source="eq. 7",
     )
     kappa: float = knob(
@@ -125,10 +151,11 @@ class ClipSettings(Section):
 
     own_low: float = knob(doc="Own responses: the ratio is clipped below 1 - own_low.", source="GSPO", ge=0, lt=1)
     own_high: float = knob(doc="Own responses: the ratio is clipped above 1 + own_high.", source="GSPO", ge=0)
-    cross: Literal["stepwise", "own", "none"] = knob(
+    cross: Literal["stepwise", "own", "none", "likelihood"] = knob(
         doc="Cross responses: `stepwise` [min(1, 1 - cross_delta + m cross_step), 1]; `own`, the same min/clip as own "
-        "responses; `none`, unclipped.",
-        source="eq. 13, 14",
+        "responses; `none`, unclipped; `likelihood`, whatever their ratio and advantage: the learner's mean "
+        "log-probability of their tokens is raised, as in supervised training.",
+        source="eq. 13, 14; `likelihood`: SGT",
     )
     cross_delta: float = knob(doc="delta: the first update's lower bound is 1 - delta.", source="eq. 13", ge=0, le=1)
     cross_step: float = knob(
@@ -146,6 +173,9 @@ class LossSettings(Section):
         doc="`sum`: mean over own responses plus, for every other agent, the mean over its responses; `mean`: one "
         "mean over all responses.",
         source="eq. 47",
+    )
+    cross_weight: float = knob(
+        doc="Factor on the terms of cross responses, a KL penalty of theirs included.", source="SGT: lambda", ge=0
     )
     minibatch_order: Literal["mixed", "self_first", "balanced"] = knob(
         doc="`mixed`: prompts shuffled, all their responses in one update; `self_first`: own responses before cross "
@@ -193,6 +223,22 @@ class AlgorithmSettings(Section):
             raise ValueError(
                 "rollouts.share_rewards: true shares rewards alone and needs `rollouts.share: false`; "
                 "`rollouts.share: true` shares rewards with the responses"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _selects_what_is_there(self) -> AlgorithmSettings:
+        rollouts, order = self.rollouts, self.loss.minibatch_order
+        if rollouts.select != "all" and not rollouts.share:
+            raise ValueError(f"rollouts.select: {rollouts.select} chooses among shared responses: needs `share: true`")
+        if rollouts.select != "all" and order != "mixed":
+            raise ValueError(
+                f"rollouts.select: {rollouts.select} needs `loss.minibatch_order: mixed`, and it is {order}"
+            )
+        if rollouts.select != "sample" and (rollouts.own_fraction, rollouts.external_fraction) != (1.0, 1.0):
+            raise ValueError(
+                "rollouts.own_fraction, rollouts.external_fraction: only `select: sample` draws groups, and it is "
+                f"{rollouts.select}"
             )
         return self
 

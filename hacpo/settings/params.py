@@ -105,7 +105,7 @@ def resolve(raw: Mapping[str, Any], *, where: object = "settings") -> Settings:
     """
     tree = _with_recipe(raw, where)
     try:
-        return _with_schedule(Settings.model_validate(tree))
+        return _with_draws(_with_schedule(Settings.model_validate(tree)))
     except ValidationError as error:
         raise _one_line(error, where) from None
 
@@ -149,6 +149,15 @@ def _with_schedule(settings: Settings) -> Settings:
         return settings
     length = settings.steps * settings.updates_per_step
     return settings.model_copy(update={"optimizer": optimizer.model_copy(update={"schedule_updates": length})})
+
+
+def _with_draws(settings: Settings) -> Settings:
+    """The seed of what is drawn among shared responses filled in: stages that draw need not read the run's."""
+    rollouts = settings.algorithm.rollouts
+    if rollouts.select == "all" or rollouts.draw_seed is not None:
+        return settings
+    drawn = rollouts.model_copy(update={"draw_seed": settings.seed})
+    return settings.model_copy(update={"algorithm": settings.algorithm.model_copy(update={"rollouts": drawn})})
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -226,6 +235,11 @@ def _types_in(annotation: Any) -> list[Any]:
 SILENT = {
     "algorithm.rollouts.passes": 1,
     "algorithm.rollouts.share_rewards": False,
+    "algorithm.rollouts.select": "all",
+    "algorithm.rollouts.own_fraction": 1.0,
+    "algorithm.rollouts.external_fraction": 1.0,
+    "algorithm.rollouts.draw_seed": None,
+    "algorithm.loss.cross_weight": 1.0,
 }
 """Switches of single recipes, and the value at which they do nothing. Where both a run and its recipe's preset have
 that value, neither its settings.json nor its tables name them: their bytes, and what DVC compares, are those of a run

@@ -8,7 +8,16 @@ from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.base import merged
 
 _HACPO: dict[str, Any] = {
-    "rollouts": {"share": True, "group_multiplier": 1, "passes": 1, "share_rewards": False},
+    "rollouts": {
+        "share": True,
+        "group_multiplier": 1,
+        "passes": 1,
+        "share_rewards": False,
+        "select": "all",
+        "own_fraction": 1.0,
+        "external_fraction": 1.0,
+        "draw_seed": None,
+    },
     "capability": {
         "metric": "reward_mean",
         "window": 5,
@@ -37,6 +46,7 @@ _HACPO: dict[str, Any] = {
     "clip": {"own_low": 3e-4, "own_high": 4e-4, "cross": "stepwise", "cross_delta": 0.2, "cross_step": 0.025},
     "loss": {
         "aggregation": "sum",
+        "cross_weight": 1.0,
         "minibatch_order": "mixed",
         "ranks": 1,
         "shuffle": True,
@@ -64,6 +74,20 @@ RECIPES: dict[str, dict[str, Any]] = {
             "clip": {"cross": "own"},
         },
         "xgrpo": merged(_OWN_ONLY, {"rollouts": {"share_rewards": True}}),
+        "sgt": {
+            "rollouts": {"select": "rescue"},
+            "advantage": {"baseline": "group", "discrepancy": False},
+            "importance": {"alpha": 0.0},
+            "clip": {"cross": "likelihood"},
+            "loss": {"cross_weight": 0.1},
+        },
+        "sapo": {
+            "rollouts": {"select": "sample", "own_fraction": 0.5, "external_fraction": 0.5},
+            "advantage": {"baseline": "group", "discrepancy": False},
+            "importance": {"alpha": 0.0, "reference": "self"},
+            "clip": {"cross": "own"},
+            "loss": {"aggregation": "mean"},
+        },
         "no_capability_baseline": {"advantage": {"baseline": "joint"}},
         "no_discrepancy": {"advantage": {"discrepancy": False}},
         "no_clip": {"clip": {"cross": "none"}},
@@ -102,6 +126,10 @@ authors' two code bases do where they differ (docs/reference_code.md). What else
 add"."""
 
 
+_FILLED_IN = ("draw_seed",)
+"""Keys that are never a choice where they differ: `hacpo.settings.params` says with what they are filled in."""
+
+
 def overridden(algorithm: AlgorithmSettings) -> list[str]:
     """The keys that differ from the recipe's preset, as `clip.own_low 0.03 (recipe: 0.0003)`."""
     preset, found = RECIPES[algorithm.recipe], algorithm.model_dump()
@@ -109,5 +137,5 @@ def overridden(algorithm: AlgorithmSettings) -> list[str]:
         f"{block}.{key} {found[block][key]} (recipe: {value})"
         for block, values in preset.items()
         for key, value in values.items()
-        if found[block][key] != value
+        if found[block][key] != value and key not in _FILLED_IN
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -184,9 +185,13 @@ class Settings(Section):
 
     @property
     def updates_per_pass(self) -> int:
-        """Updates that see a response once: U, times n when sharing, times the group multiplier."""
-        base = -(-self.batch.prompts // self.batch.minibatch_prompts)
-        return base * self.algorithm.rollouts.group_multiplier * self.sources
+        """Updates that see a response once: U, times the group multiplier, times the groups trained on for each
+        problem: n when sharing, under `select: rescue` 1, under `sample` the two fractions together (halves up)."""
+        base = -(-self.batch.prompts // self.batch.minibatch_prompts) * self.algorithm.rollouts.group_multiplier
+        rollouts = self.algorithm.rollouts
+        if rollouts.select == "sample" and len(self.agents) > 1:
+            return max(1, math.floor(base * (rollouts.own_fraction + rollouts.external_fraction) + 0.5))
+        return base * (self.sources if rollouts.select == "all" else 1)
 
     @model_validator(mode="after")
     def _fit_together(self) -> Settings:
@@ -217,10 +222,10 @@ class Settings(Section):
                 f"least 2, found {compared}"
             )
         baseline = self.algorithm.advantage.baseline
-        if baseline == "own" and self.responses_per_prompt < 2:
+        if baseline in ("own", "group") and self.responses_per_prompt < 2:
             raise ValueError(
-                "sampling.group_size: baseline 'own' compares an agent's own responses to one prompt and needs at "
-                f"least 2, found {self.responses_per_prompt}"
+                f"sampling.group_size: baseline {baseline!r} compares an agent's own responses to one prompt and needs "
+                f"at least 2, found {self.responses_per_prompt}"
             )
         return self
 
@@ -299,6 +304,13 @@ class Settings(Section):
             return self
         if rollouts.share and len(self.agents) > 1 and self.algorithm.loss.minibatch_order == "self_first":
             updates -= updates // len(self.agents)  # own responses have their updates, cross responses the others
+        if rollouts.select == "sample":
+            groups, _ = rollouts.groups_drawn(self.batch.prompts)
+            if updates > groups:
+                raise ValueError(
+                    f"algorithm.rollouts.own_fraction: {groups} own groups cannot be split over {updates} updates; "
+                    "raise it, batch.prompts or batch.minibatch_prompts"
+                )
         if updates > self.batch.prompts:
             raise ValueError(
                 f"batch.prompts: {self.batch.prompts} prompts cannot be split over {updates} updates; "

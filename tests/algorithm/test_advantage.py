@@ -207,6 +207,26 @@ def test_uniform_is_decided_over_all_agents_and_per_prompt() -> None:
 # --- reductions ------------------------------------------------------------------------------------------------------
 
 
+def test_group_leaves_every_group_on_its_own() -> None:
+    """1 0 0 0 | 1 1 1 0: means .25 and .75, both sigma sqrt(4 * .1875 / 3) = .5; and 0 0 0 0 | 1 1 0 0 beside it.
+
+    The learner's second group is equal: no signal there, while the partner's has mean .5 and sigma sqrt(4 * .25 / 3).
+    """
+    rewards = [[[1.0, 0, 0, 0], [1, 1, 1, 0]], [[0, 0, 0, 0], [1, 1, 0, 0]]]
+    result = advantages(rewards, 0, (0.3, 0.6), baseline="group", discrepancy=False)
+    np.testing.assert_allclose(result.baseline[:, :, 0], [[0.25, 0.75], [0.0, 0.5]], rtol=1e-15)
+    np.testing.assert_allclose(result.sigma[:, :, 0], [[0.5, 0.5], [0.0, math.sqrt(1 / 3)]], rtol=1e-15)
+    right, wrong = 0.75 / 0.500001, -0.25 / 0.500001
+    np.testing.assert_allclose(result.advantage[0], [[right, wrong, wrong, wrong], [-wrong, -wrong, -wrong, -right]])
+    half = 0.5 / (math.sqrt(1 / 3) + 1e-6)
+    np.testing.assert_allclose(result.advantage[1], [[0.0] * 4, [half, half, -half, -half]])
+    assert result.uniform[:, :, 0].tolist() == [[False, False], [True, False]]
+    # Each group as if it were alone.
+    for agent in (0, 1):
+        alone = advantages(np.array(rewards)[:, [agent]], 0, (0.5,), baseline="joint", discrepancy=False)
+        np.testing.assert_array_equal(result.advantage[:, [agent]], alone.advantage)
+
+
 @pytest.mark.parametrize("recipe", list(RECIPES))
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_one_agent_is_the_group_relative_advantage(recipe: str, baseline: str) -> None:

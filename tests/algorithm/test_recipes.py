@@ -53,7 +53,7 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
     cross = [[math.log(ratio)] * 2 for ratio in CROSS_RATIOS] if settings.rollouts.share else []
     log_ratios = torch.tensor(OWN_LOG_RATIOS * multiplier + cross, dtype=torch.float64)
     source = torch.tensor([0] * 4 * multiplier + [1] * len(cross))
-    rows = len(log_ratios)
+    rows, weights = len(log_ratios), row_weights(source, torch.bincount(source), settings.loss.aggregation)
     batch = ResponseBatch(
         learner_logprobs_bt=(log_ratios - 1.0).requires_grad_(),
         mask_bt=torch.ones(rows, 2, dtype=torch.bool),
@@ -62,7 +62,7 @@ def run(recipe: str) -> tuple[StepAdvantages, ResponseTerms, torch.Tensor, torch
         text_bytes_b=torch.full((rows,), 5),
         is_self_b=source == 0,
         effective_advantage_b=torch.from_numpy(advantages.effective_advantage[:, :shared].ravel()),
-        row_weight_b=row_weights(source, torch.bincount(source), settings.loss.aggregation),
+        row_weight_b=torch.where(source == 0, weights, weights * settings.loss.cross_weight),
         sampler_weight_b=torch.ones(rows, dtype=torch.float64),
         old_logprobs_bt=torch.full((rows, 2), -1.0),
         initial_logprobs_bt=log_ratios - 1.0 + torch.tensor([-1.0, 1.0], dtype=torch.float64),
@@ -81,18 +81,22 @@ def test_every_recipe_is_finite_and_adds_up(recipe: str) -> None:
     assert gradient.isfinite().all()
     objectives = terms.objective_b.detach()
     own = len(objectives) if not algorithm(recipe).rollouts.share else 4
-    if recipe.startswith("reference_code"):
-        # One mean over all eight, and .001 KL on the four own ones.
-        expected = -objectives.mean().item() + 0.001 * 4 * K3 / 8
+    if algorithm(recipe).loss.aggregation == "mean":
+        # One mean over all eight, and for the reference code .001 KL on the four own ones.
+        expected = -objectives.mean().item() + algorithm(recipe).loss.kl_coef * 4 * K3 / 8
     else:
-        # Own responses: their mean; cross responses: theirs.
-        expected = -(objectives[:own].mean() + (objectives[own:].mean() if len(objectives) > own else 0.0)).item()
+        # Own responses: their mean; cross responses: theirs, of sgt a tenth.
+        weight = 0.1 if recipe == "sgt" else 1.0
+        cross = weight * objectives[own:].mean() if len(objectives) > own else 0.0
+        expected = -(objectives[:own].mean() + cross).item()
     assert loss.item() == pytest.approx(expected, rel=1e-13)
     # A clipped response has no gradient but that of its KL; any other with an advantage has one.
     learned = advantages.effective_advantage[:, : 2 if algorithm(recipe).rollouts.share else 1].ravel()
     alive = ~terms.clipped_b & torch.from_numpy(learned != 0)
     if recipe.startswith("reference_code"):
         alive[:own] = True
+    if recipe == "sgt":
+        alive[own:] = True  # whatever their advantage
     assert torch.equal((gradient != 0).any(dim=1), alive)
 
 
@@ -105,6 +109,8 @@ CROSS = {
     "no_clip": (2 * 0.375, [0.9**2, 0.82**2, 1.2], [False, False, False]),
     "no_stepwise": (2 * 0.375, [0.9**2, 0.82**2, 1.0], [False, False, True]),
     "naive": (0.5, [0.9, 0.82, 1.0004], [False, False, True]),
+    # The partner's own group: 1 - 0.75 over its own sigma of 0.5.
+    "sapo": (0.25 / 0.500001 * SCALE, [0.9, 0.82, 1.0004], [False, False, True]),
     # The learner's baseline for the partner's answers too: 1 - 0.3125. Token counts are equal: own_tokens is too.
     "reference_code": (2 * 0.6875, [0.9**2, 0.85**2, 1.0], [False, True, True]),
     "reference_code_main": (2 * 0.6875, [0.9**2, 0.85**2, 1.0], [False, True, True]),
@@ -121,7 +127,21 @@ def test_what_a_partners_right_answers_are_worth(recipe: str) -> None:
 
 
 def test_the_table_covers_every_recipe_that_shares() -> None:
-    assert set(CROSS) == {name for name in RECIPES if algorithm(name).rollouts.share}
+    assert {*CROSS, "sgt"} == {name for name in RECIPES if algorithm(name).rollouts.share}
+
+
+def test_sgt_adds_a_tenth_of_a_supervised_loss_to_gspo() -> None:
+    """Mean log-probability per token of a cross answer with ratio s: log s - 1, whatever its advantage and clip."""
+    advantages, terms, _, gradient = run("sgt")
+    alone, own, _, own_gradient = run("gspo")
+    np.testing.assert_array_equal(advantages.effective_advantage[0, 0], alone.effective_advantage[0, 0])
+    assert torch.equal(terms.objective_b[:4], own.objective_b)
+    assert torch.equal(gradient[:4], own_gradient)
+    np.testing.assert_allclose(terms.objective_b[4:].detach(), np.log(CROSS_RATIOS) - 1, rtol=1e-14)
+    assert not terms.clipped_b[4:].any()
+    assert terms.is_weight_b[4:].tolist() == [1.0] * 4
+    # -0.1 * (mean of four) of the mean of two tokens: -0.1 / 8 each.
+    torch.testing.assert_close(gradient[4:], torch.full((4, 2), -0.0125, dtype=torch.float64), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from hacpo.algorithm.dealing import equal_parts
-from hacpo.algorithm.updates import plan_updates, update_slots
+from hacpo.algorithm.updates import group_numbers, plan_updates, step_slots, update_slots
 from hacpo.errors import DataError
 
 
@@ -130,3 +130,52 @@ def test_the_plan_puts_every_row_where_the_slots_say(order: str, seed: int | Non
         here = [rows[number] for number in numbers]
         sources = {row["source"] for row in here}
         assert counts == {source: sum(row["source"] == source for row in here) for source in sources}
+
+
+def test_passes_count_their_updates_on_and_have_orders_of_their_own() -> None:
+    """Four problems of one response in two updates: the second pass has updates 2 and 3."""
+    problem = np.arange(4)
+    one = {"learner": 0, "updates": 2, "order": "mixed"}
+    slots = step_slots(problem, problem * 0, problem, **one, seeds=[None, None])
+    assert slots.tolist() == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    first, second = step_slots(problem, problem * 0, problem, **one, seeds=[1, 2])
+    assert first.tolist() == update_slots(problem, problem * 0, problem, **one, seed=1).tolist()
+    assert second.tolist() == [2 + slot for slot in update_slots(problem, problem * 0, problem, **one, seed=2)]
+
+
+def test_rows_that_are_not_selected_are_in_no_update_and_in_no_denominator() -> None:
+    rows = [{**row, "status": "kept"} for row in pool(4, 2, 2)]
+    selected = np.array([row["is_self"] or (row["problem_id"] == "p2" and row["sample"] == 1) for row in rows])
+    plan = plan_updates(pa.Table.from_pylist(rows), updates=2, order="mixed", seeds=[None], selected_b=selected)
+    assert [sorted(part) for part in plan.rows] == [[0, 1, 4, 5], [8, 9, 11, 12, 13]]
+    assert plan.counts == [{"me": 4}, {"me": 4, "you": 1}]
+
+
+def test_drawn_groups_are_cut_evenly_whatever_the_order_of_agents() -> None:
+    """Groups p0/me, p0/you, p2/me, p2/you of two responses each are selected: two of them in each update.
+
+    By problem, three updates' worth of p0 and p1 would be in the first and none of p1 at all.
+    """
+    rows = [{**row, "status": "kept"} for row in pool(3, 2, 2)]
+    selected = np.array([row["problem_id"] != "p1" for row in rows])
+    plans = [
+        plan_updates(
+            pa.Table.from_pylist([rows[number] for number in order]),
+            updates=2,
+            order="mixed",
+            seeds=[5],
+            selected_b=selected[order],
+            by_group=True,
+        )
+        for order in (list(range(12)), [2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9])
+    ]
+    assert [len(part) for part in plans[0].rows] == [4, 4]
+    straight = [{(rows[row]["problem_id"], rows[row]["source"]) for row in part} for part in plans[0].rows]
+    turned_rows = [rows[number] for number in [2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9]]
+    turned = [{(turned_rows[row]["problem_id"], turned_rows[row]["source"]) for row in part} for part in plans[1].rows]
+    assert straight == turned
+    # By problem, then by name: "me" before "you", whatever their numbers are.
+    numbers = group_numbers(
+        np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), ["you", "me"], np.array([True, True, False, True])
+    )
+    assert numbers.tolist() == [1, 0, 0, 2]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def named(found: list[Finding], check: str, column: str = "") -> list[Finding]:
     return [each for each in found if each.check == check and (not column or each.column == column)]
 
 
-@pytest.mark.parametrize("recipe", ["gspo_two_passes", "xgrpo"])
+@pytest.mark.parametrize("recipe", ["gspo_two_passes", "xgrpo", "sgt", "sapo"])
 def test_its_run_is_repeated_bit_by_bit(copy_of: Callable[[str], Sandbox], cli: Cli, recipe: str) -> None:
     copy_of(recipe)
     done = cli("audit", "pipelines/small", "--deep")
@@ -151,3 +152,113 @@ def test_a_baseline_of_own_rewards_alone_is_found(copy_of: Callable[[str], Sandb
     sandbox.restore()
     sandbox.edit("verdicts/step=0001/agent=bo", "reward", lambda value: 1.0 - value)
     assert named(findings(), "advantages", "baseline")
+
+
+# --- sgt -------------------------------------------------------------------------------------------------------------
+
+
+def chosen(base: Path, agent: str) -> pl.DataFrame:
+    """The advantages of an agent with its pool, those that are trained on."""
+    pool, worth = table(base, "pool", agent, "learner"), table(base, "advantages", agent, "learner")
+    assert worth["selected"].null_count() == 0
+    return worth.with_columns(pool.select("status", "learner_tokens")).filter(pl.col("selected"))
+
+
+def check_trace(base: Path, agent: str, updates: int) -> pl.DataFrame:
+    """The trace has what was selected, each once."""
+    trace, wanted = table(base, "updates", agent), chosen(base, agent)
+    assert trace["rollout_id"].to_list() == wanted.filter(pl.col("status") == "kept")["rollout_id"].to_list()
+    assert set(trace["update"]) == set(range(updates))
+    return trace
+
+
+def test_sgt_raises_one_right_answer_of_another_to_each_problem_that_it_fails(
+    copy_of: Callable[[str], Sandbox],
+) -> None:
+    base = copy_of("sgt").artifacts
+    rescues = 0
+    for agent in AGENTS:
+        worth, taken = table(base, "advantages", agent, "learner"), chosen(base, agent)
+        assert (
+            taken.filter(pl.col("is_self"))["rollout_id"].to_list()
+            == worth.filter(pl.col("is_self"))["rollout_id"].to_list()
+        )
+        best = (
+            worth.group_by("problem_id", "is_self")
+            .agg(pl.col("reward").max())
+            .pivot("is_self", index="problem_id", values="reward")
+        )
+        gated = set(best.filter((pl.col("true") <= 0) & (pl.col("false") > 0))["problem_id"])
+        cross = taken.filter(~pl.col("is_self"))
+        assert sorted(cross["problem_id"]) == sorted(gated)
+        assert (cross["reward"] > 0).all()
+        rescues += len(cross)
+        # Own responses are GRPO's: the own group's mean and standard deviation.
+        own = worth.filter(pl.col("is_self")).with_columns(pl.col("reward").cast(pl.Float64))
+        over = own.with_columns(
+            mean=pl.col("reward").mean().over("problem_id"), sd=pl.col("reward").std().over("problem_id")
+        )
+        assert (over["advantage"] - (over["reward"] - over["mean"]) / (over["sd"] + 1e-6)).abs().max() < 1e-9
+        trace = check_trace(base, agent, 2)
+        raised = trace.filter(~pl.col("is_self"))
+        assert raised["objective"].to_list() == raised["learner_logprob"].to_list()
+        assert set(zip(raised["lower"], raised["upper"], raised["clipped"], raised["is_weight"], strict=True)) <= {
+            (0.0, 1e5, False, 1.0)
+        }
+        # Mean over own plus .1 times the mean over rescues, of each of two updates.
+        parts = trace.group_by("update", "is_self").agg(pl.col("objective").mean())
+        total = sum(value * (1.0 if own else 0.1) for _, own, value in parts.iter_rows())
+        metrics = json.loads((base / f"metrics/update/step=0001/{agent}.json").read_text())
+        assert metrics["loss"] == pytest.approx(-total / 2, rel=1e-9)
+    assert rescues > 0
+
+
+def test_an_opened_gate_or_another_rescue_is_found(copy_of: Callable[[str], Sandbox]) -> None:
+    sandbox = copy_of("sgt")
+    opened = sandbox.edit(ADVANTAGES, "selected", lambda value: True, lambda row: not row["selected"])
+    found = findings()
+    (odd,) = named(found, "advantages", "selected")
+    assert (odd.row, odd.expected, odd.found) == (opened["rollout_id"], False, True)
+    assert named(found, "rows")  # the trace has no such row
+    sandbox.restore()
+    sandbox.edit(TRACE, "objective", lambda value: value - 0.5, lambda row: not row["is_self"])
+    assert named(findings(), "trace", "objective")
+
+
+# --- sapo ------------------------------------------------------------------------------------------------------------
+
+
+def test_sapo_trains_on_half_its_groups_and_as_many_of_others_that_teach(copy_of: Callable[[str], Sandbox]) -> None:
+    base = copy_of("sapo").artifacts
+    for agent in AGENTS:
+        worth, taken = table(base, "advantages", agent, "learner"), chosen(base, agent)
+        size = taken.group_by("problem_id", "source").len()
+        assert set(size["len"]) == {4}  # whole groups
+        live = worth.filter(~pl.col("is_self") & ~pl.col("uniform"))["problem_id"].n_unique()
+        assert len(size.filter(pl.col("source") == agent)) == 4  # I = .5 * 8
+        assert len(size.filter(pl.col("source") != agent)) == min(4, live)  # J
+        assert not taken.filter(~pl.col("is_self"))["uniform"].any()
+        # U = 2 updates of as many groups, or one more.
+        trace = check_trace(base, agent, 2)
+        groups = (
+            trace.join(taken.select("rollout_id", "problem_id"), on="rollout_id")
+            .group_by("update")
+            .agg(pl.struct("problem_id", "source").n_unique())
+        )
+        assert max(groups["problem_id"]) - min(groups["problem_id"]) <= 1
+        # Cross ratios are to the learner's own old policy: 1 before its first update.
+        first = trace.filter(~pl.col("is_self") & (pl.col("update") == 0))
+        assert (first["ratio"] - 1).abs().max() < 1e-5 if len(first) else True
+        assert set(trace["lower"]) == {0.97}
+
+
+def test_a_group_that_was_not_drawn_is_found(copy_of: Callable[[str], Sandbox]) -> None:
+    sandbox = copy_of("sapo")
+
+    def swapped(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**row, "selected": not row["selected"]} if row["is_self"] else row for row in rows]
+
+    # 20 rows a shard: two problems of 4 own and 4 cross responses, and the own ones to a third.
+    sandbox.rewrite(sandbox.shards(ADVANTAGES)[0], swapped)
+    found = named(findings(), "advantages", "selected")
+    assert [each.count for each in found] == [12]

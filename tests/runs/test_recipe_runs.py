@@ -49,9 +49,12 @@ def table(base: Path, name: str, agent: str, key: str = "agent") -> pl.DataFrame
 
 # recipe: learns from everybody, times the rollouts, times the updates of `gspo` (n: once per agent), besides passes
 PASSES = {"gspo_two_passes": 2}
+CHOSEN = {"sgt", "sapo"}  # of what is shared only some is trained on, in as many updates as alone
 EXPECTED: dict[str, tuple[bool, int]] = {
     "gspo_two_passes": (False, 1),
     "xgrpo": (False, 1),
+    "sgt": (True, 1),
+    "sapo": (True, 1),
     "grpo": (False, 1),
     "gspo": (False, 1),
     "gspo_x2": (False, 2),
@@ -66,7 +69,8 @@ EXPECTED: dict[str, tuple[bool, int]] = {
 }
 
 
-def check_counts(base: Path, names: list[str], share: bool, multiplier: int, passes: int = 1) -> None:
+def check_counts(base: Path, names: list[str], recipe: str) -> None:
+    (share, multiplier), passes = EXPECTED[recipe], PASSES.get(recipe, 1)
     n = len(names)
     for agent in names:
         rollouts = table(base, "rollouts", agent)
@@ -80,9 +84,12 @@ def check_counts(base: Path, names: list[str], share: bool, multiplier: int, pas
         assert pool["rollout_id"].to_list() == table(base, "advantages", agent, "learner")["rollout_id"].to_list()
         trace = table(base, "updates", agent)
         kept = pool.filter(pl.col("status") == "kept")
+        if recipe in CHOSEN:
+            selected = table(base, "advantages", agent, "learner").filter(pl.col("selected"))
+            kept = kept.filter(pl.col("rollout_id").is_in(selected["rollout_id"].to_list()))
         assert sorted(trace["rollout_id"]) == sorted([*kept["rollout_id"]] * passes)  # each once in a pass
         # U, GSPO x2 2U, sharing n U.
-        updates = UPDATES * multiplier * (n if share else 1) * passes
+        updates = UPDATES * multiplier * (n if share and recipe not in CHOSEN else 1) * passes
         assert sorted(set(trace["update"])) == list(range(updates))
         metrics = json.loads((base / "metrics" / "update" / "step=0001" / f"{agent}.json").read_text())
         assert metrics["updates"] == updates
@@ -95,8 +102,7 @@ def check_counts(base: Path, names: list[str], share: bool, multiplier: int, pas
 def test_rollouts_and_updates_of_every_recipe(project: Path, cli: Cli, recipe: str, agents: int) -> None:
     names = new_run("one", agents=agents, algorithm=f"{{recipe: {recipe}}}")
     base = train(cli, "one", names)
-    share, multiplier = EXPECTED[recipe]
-    check_counts(base, names, share, multiplier, PASSES.get(recipe, 1))
+    check_counts(base, names, recipe)
 
 
 # --- one agent -------------------------------------------------------------------------------------------------------
@@ -108,7 +114,7 @@ def numbers(path: Path) -> pa.Table:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["hacpo", "naive", "no_capability_baseline", "no_clip"])
+@pytest.mark.parametrize("recipe", ["hacpo", "naive", "no_capability_baseline", "no_clip", "xgrpo", "sgt"])
 def test_one_agent_alone_trains_as_gspo_to_the_last_bit(project: Path, cli: Cli, recipe: str) -> None:
     """Two steps, so that the optimizer's state and the capability window count too."""
     bases = []

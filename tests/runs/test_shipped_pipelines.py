@@ -51,10 +51,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "tiny/large/no_stepwise": {"clip": {"cross_step": 0.0}},  # Figure 4
     "tiny/large/no_clip": {},
     # Not the paper's
-    **{f"tiny/size/{recipe}": {} for recipe in ("gspo_two_passes", "xgrpo")},
+    **{f"tiny/size/{recipe}": {} for recipe in ("gspo_two_passes", "xgrpo", "sgt", "sapo")},
 }
 BASELINES = ("grpo", "gspo", "gspo_x2", "naive")
-NEIGHBOURS = ("gspo_two_passes", "xgrpo")  # whose cross term, if any, is not HACPO's
+NEIGHBOURS = ("gspo_two_passes", "xgrpo", "sgt", "sapo")  # whose cross term, if any, is not HACPO's
 
 SIZE, LARGE = "paper/qwen3-1b7-base_qwen3-4b-base", "paper/qwen3-4b-base_qwen3-8b-base"
 ALPHA = {SIZE: 1.0, LARGE: 3.0}  # Table 5; both pairs have delta 0.2 and delta_step 0.025, as the preset
@@ -83,6 +83,7 @@ COUNTS = {
     "xgrpo": (False, 1),
 }
 PASSES = {"gspo_two_passes": 2}
+CHOSEN = ("sgt", "sapo")  # of what is shared only some is trained on, in as many updates as alone
 SHARED = (True, 1)
 
 
@@ -356,8 +357,13 @@ def check_counts(agents: list[str], recipe: str) -> None:
             pool = rows("pool", step, learner=agent)
             assert dict(pool["source"].value_counts().iter_rows()) == dict.fromkeys(sources, PROMPTS * GROUP * times)
             trace = rows("updates", step, agent=agent)
-            assert sorted(trace["rollout_id"]) == sorted([*pool.filter(status="kept")["rollout_id"]] * passes)
-            assert set(trace["update"]) == set(range(ALONE * times * len(sources) * passes))
+            kept = pool.filter(status="kept")
+            if recipe in CHOSEN:
+                chosen = rows("advantages", step, learner=agent).filter("selected")
+                kept = kept.filter(pl.col("rollout_id").is_in(chosen["rollout_id"].to_list()))
+            assert sorted(trace["rollout_id"]) == sorted([*kept["rollout_id"]] * passes)
+            each = 1 if recipe in CHOSEN else len(sources)
+            assert set(trace["update"]) == set(range(ALONE * times * each * passes))
 
 
 def live_share(agents: list[str]) -> float:
@@ -391,9 +397,9 @@ def test_two_steps_of_a_table_row(run: str, root: Path, make: Make, cli: Cli) ->
     bounds = cross_bounds(agents)
     if recipe in COUNTS:
         assert not bounds
-    elif recipe == "naive":
+    elif recipe in ("naive", "sapo"):
         assert set(bounds.values()) == {(0.97, 1.03)}
-    elif recipe == "no_clip":
+    elif recipe in ("no_clip", "sgt"):
         assert set(bounds.values()) == {(0.0, 1e5)}
     else:
         rising = 0.0 if recipe == "no_stepwise" else delta_step

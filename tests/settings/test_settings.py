@@ -14,7 +14,7 @@ from hacpo.errors import SettingsError
 from hacpo.pipeline.catalogue import STAGES, UPDATE
 from hacpo.settings import params as settings_of
 from hacpo.settings.document import document
-from hacpo.settings.recipes import RECIPES
+from hacpo.settings.recipes import RECIPES, overridden
 from hacpo.settings.root import Settings
 
 
@@ -101,7 +101,7 @@ def test_a_group_of_one_is_refused_only_where_nothing_else_is_compared(tmp_path:
     # U = 8 prompts / 4 per minibatch = 2; sharing: n U with n = 2; gspo_x2: 2 U; two passes over U each.
     [
         *[("grpo", 4, 2), ("gspo", 4, 2), ("gspo_x2", 8, 4), ("naive", 4, 4), ("hacpo", 4, 4), ("no_clip", 4, 4)],
-        *[("gspo_two_passes", 4, 4), ("xgrpo", 4, 2)],
+        *[("gspo_two_passes", 4, 4), ("xgrpo", 4, 2), ("sgt", 4, 2), ("sapo", 4, 2)],
     ],
 )
 def test_rollout_and_update_counts_of_the_recipes(tmp_path: Path, recipe: str, responses: int, updates: int) -> None:
@@ -122,6 +122,35 @@ def test_rewards_are_shared_once(tmp_path: Path) -> None:
         load(tmp_path, PARAMS.replace("recipe: hacpo", "recipe: xgrpo\n  rollouts: {share: true}"))
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ("recipe: sgt\n  rollouts: {share: false}", "rollouts.select: rescue chooses among shared responses"),
+        ("recipe: sapo\n  loss: {minibatch_order: self_first}", "sample needs `loss.minibatch_order: mixed`"),
+        ("recipe: hacpo\n  rollouts: {own_fraction: 0.5}", "only `select: sample` draws groups, and it is all"),
+        ("recipe: sapo\n  rollouts: {own_fraction: 0.1}", "1 own groups cannot be split over"),
+    ],
+)
+def test_contradictions_about_shared_responses_are_one_line(tmp_path: Path, algorithm: str, says: str) -> None:
+    text = PARAMS.replace("recipe: hacpo", algorithm)
+    text = text.replace("minibatch_prompts: 4", "minibatch_prompts: 2")
+    with pytest.raises(SettingsError, match=re.escape(says)):
+        load(tmp_path, text)
+
+
+def test_draws_follow_the_runs_seed_unless_they_have_one(tmp_path: Path) -> None:
+    def seed(rollouts: str) -> int | None:
+        return load(
+            tmp_path, PARAMS.replace("recipe: hacpo", f"recipe: sapo{rollouts}").replace("seed: 1", "seed: 5")
+        ).algorithm.rollouts.draw_seed
+
+    assert seed("") == 5
+    assert seed("\n  rollouts: {draw_seed: 9}") == 9
+    settings = load(tmp_path, PARAMS.replace("recipe: hacpo", "recipe: sapo"))
+    assert not [line for line in overridden(settings.algorithm) if "draw_seed" in line]  # nobody's choice
+    assert load(tmp_path, PARAMS).algorithm.rollouts.draw_seed is None
+
+
 def test_a_switch_that_does_nothing_is_in_no_file(tmp_path: Path) -> None:
     """So that settings.json and tables of the recipes without it are those of a program that had no such switch."""
 
@@ -140,7 +169,12 @@ def test_a_switch_that_does_nothing_is_in_no_file(tmp_path: Path) -> None:
     assert written("recipe: gspo_two_passes\n  rollouts: {passes: 1}") == {**plain, "share": False, "passes": 1}
     assert written("recipe: xgrpo") == {**plain, "share": False, "share_rewards": True}
     assert settings_of.spoken_out({"algorithm": {"rollouts": plain, "clip": {}}})["algorithm"] == {
-        "rollouts": {**plain, "passes": 1, "share_rewards": False},
+        "rollouts": {
+            **plain,
+            "passes": 1,
+            "share_rewards": False,
+            **{"select": "all", "own_fraction": 1.0, "external_fraction": 1.0, "draw_seed": None},
+        },
         "clip": {},
     }
 

@@ -241,6 +241,19 @@ def test_hacpo_costs_half_the_rollouts_of_gspo_x2() -> None:
     assert [works[recipe].agents["ada"].updates for recipe in ("hacpo", "gspo", "gspo_x2")] == [4, 2, 4]
 
 
+def test_what_the_rivals_learn_from() -> None:
+    """58 steps x 2 agents x 128 prompts; responses of 1,000 tokens, prompts of 100."""
+    lengths = Lengths(most_prompt=200, most_response=4_096, prompt=100.0, response=1_000.0)
+    each = {"gspo_two_passes": 2 * 8, "xgrpo": 8, "sgt": 8 + 1, "sapo": 4 + 4}  # responses a prompt, of sgt at most
+    for recipe, count in each.items():
+        work = workload(paper(recipe), dict.fromkeys(("ada", "bo"), lengths), {"ada": {}, "bo": {}}, evaluations=0)
+        assert work.rollouts() == 118_784, recipe
+        assert work.learned() == 58 * 2 * 128 * count, recipe
+        assert work.learned_tokens() == 58 * 2 * 128 * count * 1_100, recipe
+        updates = 4 if recipe == "gspo_two_passes" else 2
+        assert work.agents["ada"].updates == updates, recipe
+
+
 def test_a_comparison_shows_it(cli: Cli, project: Path) -> None:
     for recipe in ("gspo", "gspo_x2"):
         folder = Path("pipelines") / recipe

@@ -25,8 +25,10 @@ _FROM_NOTHING_GOOD = "it learns only what not to answer"
 
 
 def silent(pipeline: Pipeline, step: int, learner: str) -> bool:
-    """Whether the step's advantages are there, and not one of its problems has unequal rewards for the learner."""
-    return numbers(pipeline.layout, ADVANTAGE, step).get(f"{learner}.live_groups") == 0
+    """Whether the step's advantages are there, and not one of its problems has unequal rewards for the learner, nor any
+    response of others that was chosen for it."""
+    found = numbers(pipeline.layout, ADVANTAGE, step)
+    return found.get(f"{learner}.live_groups") == 0 and not found.get(f"{learner}.selected_cross")
 
 
 def remarks(pipeline: Pipeline, step: int) -> list[str]:

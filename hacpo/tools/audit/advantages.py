@@ -20,6 +20,7 @@ from hacpo.algorithm.advantage_table import (
     side_sample_capability,
 )
 from hacpo.algorithm.group_advantage import step_advantages
+from hacpo.algorithm.selection import selection
 from hacpo.artifacts import tables
 from hacpo.data.oracle_table import capabilities_of_step
 from hacpo.errors import HacpoError
@@ -174,12 +175,13 @@ def check_advantages(
     if len(known) < len(compared) or capabilities is None:
         run.skip(f"advantages of {learner}", "rewards or capabilities are not known")
     else:
-        _check_values(run, rows, learner, np.stack([values.reshape(-1, group) for values in known], 1), capabilities)
+        rewards_png = np.stack([values.reshape(-1, group) for values in known], 1)
+        _check_values(run, rows, learner, rewards_png, capabilities, step)
     return rows, _advantage_metrics(rows) if rows.complete else {}
 
 
 def _check_values(
-    run: AuditRun, rows: Rows, learner: str, rewards_png: Floats, capabilities: Mapping[str, CapabilityRow]
+    run: AuditRun, rows: Rows, learner: str, rewards_png: Floats, capabilities: Mapping[str, CapabilityRow], step: int
 ) -> None:
     """Baseline to effective advantage, of the problems whose rewards are all known.
 
@@ -215,10 +217,23 @@ def _check_values(
         rows.close(
             "advantages", column, expected[:, learned_n].ravel(), relative=TOLERANCE, absolute=TOLERANCE, where=where
         )
+    if whole.all():
+        _check_selected(run, rows, learner, made.effective_advantage[:, learned_n].ravel(), step)
+    elif algorithm.rollouts.select != "all":
+        run.skip(f"what {learner} trains on", "some rewards are not known")
     for column in ("uniform", "guarded"):
         flags = np.zeros(rewards_png.shape, dtype=np.bool_)
         flags[whole] = getattr(made, column)
         rows.equal("advantages", column, pa.array(flags[:, learned_n].ravel()), where=where)
+
+
+def _check_selected(run: AuditRun, rows: Rows, learner: str, effective_advantage: Floats, step: int) -> None:
+    """Which rows are trained on, drawn again."""
+    columns = {name: rows.arrow(name) for name in ("rollout_id", "problem_id", "source", "is_self", "reward")}
+    columns["effective_advantage"] = effective_advantage
+    drawn = selection(columns, run.settings.algorithm.rollouts, step=step, learner=learner)
+    expected = pa.array(drawn["selected"]) if drawn else pa.nulls(len(rows), pa.bool_())
+    rows.equal("advantages", "selected", expected, note="drawn again by `rollouts.select`")
 
 
 def _advantage_metrics(rows: Rows) -> dict[str, float | None]:
@@ -228,6 +243,8 @@ def _advantage_metrics(rows: Rows) -> dict[str, float | None]:
     if not all(np.isfinite(values).all() for values in columns.values()):
         return {}
     columns |= {name: rows.flags(name) for name in ("is_self", "uniform", "guarded")}
+    if rows.arrow("selected").null_count < len(rows):
+        columns["selected"] = rows.flags_or_false("selected")
     # Numbers instead of texts: what identifies a problem is all that is asked of them.
     encoded = rows.arrow("problem_id").dictionary_encode()
     columns["problem_id"] = encoded.indices.to_numpy(zero_copy_only=False)

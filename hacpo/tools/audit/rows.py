@@ -102,6 +102,10 @@ class Rows:
         """A column of booleans."""
         return np.asarray(self.arrow(column).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
+    def flags_or_false(self, column: str) -> Flags:
+        """A column of booleans that may be null, which counts as false."""
+        return np.asarray(pc.fill_null(self.arrow(column), False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
     def lists(self, column: str) -> ListColumn:
         """A column of lists."""
         return ListColumn.of(self.arrow(column))

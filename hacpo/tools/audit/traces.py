@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hacpo.algorithm.trace import LOG_RATIO_BOUND, TraceColumns, trace_columns
-from hacpo.algorithm.updates import shuffle_seeds, step_slots
+from hacpo.algorithm.updates import group_numbers, shuffle_seeds, step_slots
 from hacpo.artifacts import tables
 from hacpo.pipeline.catalogue import UPDATE
 from hacpo.tools.audit.audit_run import AuditRun
@@ -66,7 +66,11 @@ def check_trace(
     if run.settings.algorithm.loss.minibatch_order == "balanced" and not pool_rows.complete:
         run.skip("trace", f"which update sees what depends on the lengths in {learner}'s pool, which lacks rows")
         return
-    slots_pb = _slots(run, pool_rows, order, learner, step)
+    selected = _selected(run, order, advantages)
+    if selected is None:
+        run.skip("trace", f"which responses {learner} trains on is in advantages that cannot be read")
+        return
+    slots_pb = _slots(run, pool_rows, order, learner, step, selected)
     known = _known(run, pool_rows, order, slots_pb, advantages, learner)
     rows = _rows(run, content, order.ids.take(pa.array(known.row)), known.pass_)
     sources = run.sources(learner)
@@ -78,7 +82,7 @@ def check_trace(
     _check_numbers(run, rows, made)
     _check_sampler_weight(run, rows, known, responses[learner])
     if rows.complete:
-        metrics = _update_metrics(run, rows, pool_rows)
+        metrics = _update_metrics(run, rows, pool_rows, selected)
         if run.settings.algorithm.loss.kl_coef == 0:
             metrics["loss"] = _loss(run, rows, known, order, slots_pb)
         else:
@@ -99,11 +103,19 @@ def _rows(run: AuditRun, content: Content, ids: Any, pass_b: Ints) -> Rows:
     return Rows(run, replace(content, arrow=content.arrow.append_column("row", rows)), "row", named(ids, pass_b))
 
 
-def _slots(run: AuditRun, pool: Rows, order: PoolOrder, learner: str, step: int) -> Ints:
+def _selected(run: AuditRun, order: PoolOrder, advantages: Rows | None) -> Flags | None:
+    """Which rows of the pool are trained on, as the advantages say; None where they cannot be read."""
+    if run.settings.algorithm.rollouts.select == "all":
+        return np.ones(len(order.problem), dtype=np.bool_)
+    return None if advantages is None else advantages.present & advantages.flags_or_false("selected")
+
+
+def _slots(run: AuditRun, pool: Rows, order: PoolOrder, learner: str, step: int, selected: Flags) -> Ints:
     """The update that sees each row of the pool, usable or not, in each pass; -1 if none does; [passes, rows]."""
-    loss = run.settings.algorithm.loss
+    loss, by_group = run.settings.algorithm.loss, run.settings.algorithm.rollouts.select == "sample"
+    groups = group_numbers(order.problem, order.source, run.sources(learner), selected) if by_group else order.problem
     return step_slots(
-        order.problem,
+        groups,
         order.source,
         pool.lists("prompt_token_ids").lengths + pool.ints("source_tokens"),
         learner=run.sources(learner).index(learner),
@@ -111,6 +123,7 @@ def _slots(run: AuditRun, pool: Rows, order: PoolOrder, learner: str, step: int)
         order=loss.minibatch_order,
         ranks=loss.ranks,
         seeds=shuffle_seeds(run.settings, step, learner),
+        selected_b=selected,
     )
 
 
@@ -221,9 +234,9 @@ def _check_sampler_weight(run: AuditRun, rows: Rows, known: _Known, own: Respons
     rows.close("trace", "sampler_weight", expected, relative=TOLERANCE)
 
 
-def _update_metrics(run: AuditRun, rows: Rows, pool: Rows) -> dict[str, float | None]:
+def _update_metrics(run: AuditRun, rows: Rows, pool: Rows, selected: Flags) -> dict[str, float | None]:
     """As `hacpo.engines.training.trainer.summarise`, and what the pool gives."""
-    tokens = int(pool.ints("learner_tokens").sum()) * run.settings.algorithm.rollouts.passes
+    tokens = int(pool.ints("learner_tokens")[selected].sum()) * run.settings.algorithm.rollouts.passes
     metrics: dict[str, float | None] = {"tokens": tokens}
     own, ratio = rows.flags("is_self"), rows.floats("ratio")
     lower, upper = rows.floats("lower"), rows.floats("upper")
@@ -257,7 +270,8 @@ def _loss(run: AuditRun, rows: Rows, known: _Known, order: PoolOrder, slots_pb: 
         np.add.at(counts, (slots[slots >= 0], order.source[slots >= 0]), 1)
     if run.settings.algorithm.loss.aggregation == "mean":
         counts = np.broadcast_to(counts.sum(axis=1, keepdims=True), counts.shape)
-    terms = rows.floats("objective") * rows.floats("sampler_weight") / counts[known.update, known.source]
+    weight = np.where(known.own, 1.0, run.settings.algorithm.loss.cross_weight)
+    terms = weight * rows.floats("objective") * rows.floats("sampler_weight") / counts[known.update, known.source]
     total = float(terms.sum())
     # Where terms cancel, their rounding is all that is left of the sum.
     return -total / updates if abs(total) > 1e-3 * float(np.abs(terms).sum()) or total == 0 else None

@@ -30,7 +30,8 @@ class AgentWork:
         pooled: responses in one step's pool: its own and, when sharing, everybody's.
         pooled_tokens: their tokens on average, prompts included. A response is taken to have as many tokens for a
             learner as it had for its source.
-        learned: responses that one step's updates see, each as often as passes go over it.
+        learned: responses that one step's updates see, each as often as passes go over it; where they are chosen
+            (`rollouts.select`), at most.
         learned_tokens: their tokens, as those of the pool.
         updates: optimizer updates of one step.
     """
@@ -92,6 +93,20 @@ class Work:
         return self.steps * sum(agent.learned_tokens for agent in self.agents.values())
 
 
+def _learned(settings: Settings, others: int) -> tuple[float, float]:
+    """Responses of one's own and of so many others that a pass over a step sees, at most."""
+    rollouts, prompts, each = settings.algorithm.rollouts, settings.batch.prompts, settings.responses_per_prompt
+    if rollouts.select == "sample":
+        own, external = rollouts.groups_drawn(prompts)
+        return own * each, min(external, others * prompts) * each
+    return prompts * each, prompts if rollouts.select == "rescue" and others else others * prompts * each
+
+
+def _tokens(learner: Lengths, sources: list[Lengths]) -> float:
+    """Of one response of the sources, on average, the learner's prompt included."""
+    return learner.prompt + sum(source.response for source in sources) / len(sources) if sources else 0.0
+
+
 def drawn(responses: int, lengths: Lengths) -> Drawn:
     """So many responses of such lengths."""
     return Drawn(responses, responses * lengths.prompt, responses * lengths.response, responses * lengths.most_response)
@@ -127,14 +142,16 @@ def workload(
     for name, lengths in training.items():
         sources = list(training.values()) if rollouts.share else [lengths]
         tokens = responses * sum(lengths.prompt + source.response for source in sources)
+        others = [source for agent, source in training.items() if agent != name and rollouts.share]
+        own, cross = _learned(settings, len(others))
         agents[name] = AgentWork(
             step=drawn(responses, lengths),
             side=drawn(settings.batch.prompts * (settings.algorithm.capability.oracle_samples or 0), lengths),
             evaluation=together([drawn(*part) for part in benchmarks[name].values()]),
             pooled=responses * len(sources),
             pooled_tokens=tokens,
-            learned=responses * len(sources) * rollouts.passes,
-            learned_tokens=tokens * rollouts.passes,
+            learned=round(own + cross) * rollouts.passes,
+            learned_tokens=(own * _tokens(lengths, [lengths]) + cross * _tokens(lengths, others)) * rollouts.passes,
             updates=settings.updates_per_step,
         )
     return Work(agents, settings.steps, evaluations)

@@ -28,6 +28,7 @@ ANSWERABLE = (
     "algorithm.importance.reference",
     "algorithm.clip",
     "algorithm.loss.aggregation",
+    "algorithm.loss.cross_weight",
 )
 """Settings, or whole blocks, whose effect follows from a run's files."""
 

@@ -76,6 +76,8 @@ class Updates:
     changed its sign."""
     token_level_u: Flags
     """Own responses with a ratio per token, of which `ratio` is the mean."""
+    likelihood_u: Flags
+    """Cross responses whose likelihood is raised, whatever their ratio and advantage."""
 
     def taken(self, chosen_u: Flags) -> Updates:
         """Only the chosen rows."""
@@ -103,10 +105,12 @@ class Numbers:
     @property
     def gradient_weight_u(self) -> Floats:
         """d(objective of the update) / d(log-ratio) of each row of the trace: 0 if clipped, else ratio times is_weight
-        times effective advantage, times what the row counts for; NaN with token-level ratios, which have one each."""
+        times effective advantage (is_weight alone where likelihood is raised), times what the row counts for; NaN with
+        token-level ratios, which have one each."""
         updates = self.updates
         assert updates is not None
         pull_u = updates.ratio_u * updates.is_weight_u * self.effective_advantage[updates.response_u]
+        pull_u = np.where(updates.likelihood_u, updates.is_weight_u, pull_u)
         pull_u = np.where(updates.clipped_u, 0.0, pull_u) * updates.row_weight_u * updates.sampler_weight_u
         return np.where(updates.token_level_u, np.nan, pull_u)
 
@@ -248,9 +252,11 @@ def _one_learner(common: _Step, learner: str) -> tuple[Numbers, Numbers]:
     needed = (*_POOLED, "prompt_token_ids") if algorithm.loss.minibatch_order == "balanced" else _POOLED
     pool = reader.required(tables.POOL, learner, needed)
     check_made_with(path, question.as_run)
-    weight_u = _row_weights(question.as_run, algorithm, pool, trace, step, learner)
-    before = replace(before, updates=_as_run(trace, before, weight_u, algorithm.importance.level))
-    return before, replace(after, updates=_as_asked(question, pool, trace, before, after, step, learner))
+    selected = table.select(["rollout_id", "selected"])
+    weight_u = _row_weights(question.as_run, algorithm, pool, selected, trace, step, learner)
+    before = replace(before, updates=_as_run(trace, before, weight_u, algorithm))
+    asked_u = _row_weights(question.as_run, settings, pool, selected, trace, step, learner)
+    return before, replace(after, updates=_as_asked(question, pool, trace, before, after, asked_u))
 
 
 def _numbers(table: pa.Table) -> Numbers:
@@ -275,7 +281,7 @@ def places_of(names: Sequence[str], among: Sequence[str]) -> NDArray[np.int64]:
     return np.array([index.get(name, -1) for name in names], dtype=np.int64)
 
 
-def _as_run(trace: pa.Table, before: Numbers, row_weight_u: Floats, level: str) -> Updates:
+def _as_run(trace: pa.Table, before: Numbers, row_weight_u: Floats, algorithm: AlgorithmSettings) -> Updates:
     """The trace as the file has it."""
     response_u = places_of(trace["rollout_id"].to_pylist(), before.rollout_id)
     if (response_u < 0).any():
@@ -290,14 +296,19 @@ def _as_run(trace: pa.Table, before: Numbers, row_weight_u: Floats, level: str) 
         },
         row_weight_u=row_weight_u,
         known_u=np.ones(len(trace), dtype=np.bool_),
-        token_level_u=_column(trace, "is_self") & (level == "token"),
+        token_level_u=_column(trace, "is_self") & (algorithm.importance.level == "token"),
+        likelihood_u=~_column(trace, "is_self") & (algorithm.clip.cross == "likelihood"),
     )
 
 
 def _as_asked(
-    question: Question, pool: pa.Table, trace: pa.Table, before: Numbers, after: Numbers, step: int, learner: str
+    question: Question, pool: pa.Table, trace: pa.Table, before: Numbers, after: Numbers, row_weight_u: Floats
 ) -> Updates:
-    """The trace under the asked settings; responses that these do not use are left out."""
+    """The trace under the asked settings; responses that these do not use are left out.
+
+    Args:
+        row_weight_u: of every row of the trace.
+    """
     assert before.updates is not None
     position_u = places_of(trace["rollout_id"].to_pylist(), after.rollout_id)
     used_u = position_u >= 0
@@ -327,8 +338,9 @@ def _as_asked(
             f"{name}_u": np.asarray(getattr(columns, name))
             for name in ("ratio", "lower", "upper", "clipped", "is_weight", "objective")
         },
-        row_weight_u=_row_weights(question.as_run, settings, pool, trace, step, learner),
+        row_weight_u=row_weight_u[used_u],
         token_level_u=~columns.known,
+        likelihood_u=~is_self_u & (settings.clip.cross == "likelihood"),
     )
     was_u = before.effective_advantage[old.response_u]
     now_u = after.effective_advantage[response_u]
@@ -381,17 +393,30 @@ def _token_level(asked: Updates, old: Updates, was_u: Floats, now_u: Floats, is_
 
 
 def _row_weights(
-    as_run: Settings, asked: AlgorithmSettings, pool: pa.Table, trace: pa.Table, step: int, learner: str
+    as_run: Settings,
+    asked: AlgorithmSettings,
+    pool: pa.Table,
+    selected: pa.Table,
+    trace: pa.Table,
+    step: int,
+    learner: str,
 ) -> Floats:
-    """What each row of the trace counts for in its update (eq. 47), the step cut into updates as the run cut it."""
+    """What each row of the trace counts for in its update (eq. 47), the step cut into updates as the run cut it.
+
+    Args:
+        selected: rollout_id and selected of the advantages.
+    """
     loss = as_run.algorithm.loss
     updates = as_run.updates_per_pass
+    chosen = selected["selected"].take(pc.index_in(pool["rollout_id"], value_set=selected["rollout_id"]))
     slots_pb = pool_slots(
         pool,
         updates=updates,
         order=loss.minibatch_order,
         ranks=loss.ranks,
         seeds=shuffle_seeds(as_run, step, learner),
+        selected_b=np.asarray(pc.fill_null(chosen, True), dtype=np.bool_),
+        by_group=as_run.algorithm.rollouts.select == "sample",
     )
     seen = scheduled(pool["source"], slots_pb, updates)
     weights = []
@@ -404,5 +429,6 @@ def _row_weights(
                 remedy="run `hacpo audit`",
             )
         total = sum(count for name, count in counts.items() if asked.rollouts.share or name == learner)
-        weights.append(1.0 / {"sum": counts[source], "mean": total}[asked.loss.aggregation])
+        factor = 1.0 if source == learner else asked.loss.cross_weight
+        weights.append(factor / {"sum": counts[source], "mean": total}[asked.loss.aggregation])
     return np.array(weights, dtype=np.float64)

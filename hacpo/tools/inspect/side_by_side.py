@@ -135,7 +135,7 @@ def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLi
                 answer=asked.answer,
                 correct={agent: (rewards.count(1), len(rewards)) for agent, rewards in earned.items() if is_math},
                 mean_reward={agent: math.fsum(rewards) / len(rewards) for agent, rewards in earned.items()},
-                live={learner: not uniform[0] for learner, (_, _, uniform, _) in groups.items()},
+                live={learner: not uniform.all() for learner, (_, _, uniform, _) in groups.items()},
                 guarded=tuple(learner for learner, (_, _, _, guarded) in groups.items() if guarded.any()),
                 punished=sum(punished_best(rewards, effective) for rewards, effective, _, _ in groups.values()),
             )

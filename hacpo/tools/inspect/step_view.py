@@ -54,6 +54,7 @@ class Use:
     learner: str
     is_self: bool
     status: str | None
+    """Of the pool; `not selected` where it is kept there and the learner does not train on it."""
     roundtrip: bool | None
     learner_tokens: int | None
     worth: Worth | None
@@ -121,7 +122,7 @@ def _response(row: Row, agent: str, verdict: Row, uses: dict[str, dict[str, Use]
 def _uses(read: Read, learner: str, problems: Sequence[str]) -> dict[str, Use]:
     """rollout_id -> what `learner` made of it, for the problems' responses that are in any of its tables."""
     pooled = ["rollout_id", "problem_id", "is_self", "status", "roundtrip", "learner_tokens"]
-    worth_columns = ["rollout_id", "problem_id", "is_self", *Worth.__dataclass_fields__]
+    worth_columns = ["rollout_id", "problem_id", "is_self", "selected", *Worth.__dataclass_fields__]
     pool, worth = (
         {row["rollout_id"]: row for row in rows_where(read(table, learner, columns), "problem_id", problems)}
         for table, columns in ((tables.POOL, pooled), (tables.ADVANTAGES, worth_columns))
@@ -135,7 +136,7 @@ def _uses(read: Read, learner: str, problems: Sequence[str]) -> dict[str, Use]:
         name: Use(
             learner=learner,
             is_self=(pool.get(name) or worth[name])["is_self"],
-            status=pool[name]["status"] if name in pool else None,
+            status=_status(pool.get(name, {}), worth.get(name, {})),
             roundtrip=pool[name]["roundtrip"] if name in pool else None,
             learner_tokens=pool[name]["learner_tokens"] if name in pool else None,
             worth=Worth(**{key: worth[name][key] for key in Worth.__dataclass_fields__}) if name in worth else None,
@@ -143,6 +144,11 @@ def _uses(read: Read, learner: str, problems: Sequence[str]) -> dict[str, Use]:
         )
         for name in {**pool, **worth}
     }
+
+
+def _status(pooled: Row, worth: Row) -> str | None:
+    status: str | None = pooled.get("status")
+    return "not selected" if status == "kept" and worth.get("selected") is False else status
 
 
 def punished_best(rewards: ArrayLike, effective: ArrayLike) -> int:

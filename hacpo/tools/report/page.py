@@ -113,6 +113,7 @@ def _payloads(results: Measurements, settings: Settings, embedded: Embedded) -> 
     """(id, JSON) of what the page's script reads."""
     index: dict[str, Any] = {
         "agents": [{"name": agent, "color": results.color_of(agent)} for agent in results.agents],
+        "imitates": settings.algorithm.clip.cross == "likelihood",
         "filters": list(filters(settings.verification).items()),
         "graded": not settings.verification.is_math,
         "learnerFields": LEARNER_FIELDS,

@@ -122,10 +122,11 @@ function plain(value) {
   return value === 0 ? "0" : value === null ? "–" : Math.abs(value) >= 1000 ? value.toPrecision(3) : value.toFixed(Math.abs(value) < 0.1 ? 4 : 3);
 }
 
-/** What became of a response at one learner: a word and a class. */
-function outcome(entry) {
+/** What became of a response at one learner: a word and a class. `imitated`: its likelihood is raised in any case. */
+function outcome(entry, imitated) {
   if (entry.status !== null && entry.status !== "kept") return ["not used: " + entry.status, "off"];
   if (entry.effective_advantage === null) return ["not judged yet", "off"];
+  if (imitated && entry.ratio !== null) return ["↑ likelier", "up"];
   if (entry.effective_advantage === 0) return ["no signal", "off"];
   if (entry.ratio === null) return ["not updated yet", "off"];
   if (entry.clipped) {
@@ -330,7 +331,7 @@ class Reader {
       name.scope = "row";
       name.append(make("i", "swatch " + this.index.agents[place].color), this.index.agents[place].name);
       name.title = this.index.agents[place].name;
-      const [word, kind] = outcome(entry);
+      const [word, kind] = outcome(entry, !own && this.index.imitates);
       const bounds = entry.ratio === null ? "" : `bounds ${plain(entry.lower)} to ${plain(entry.upper)}, update ${entry.update}, objective ${plain(entry.objective)}`;
       row.append(name, make("td", kind, word));
       for (const text of [signed(entry.advantage, 2), own ? "" : plain(entry.omega), own ? "" : signed(entry.effective_advantage, 2)]) {
