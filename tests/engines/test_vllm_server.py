@@ -5,6 +5,7 @@ tests/engines/test_vllm_pipeline.py talks to a real one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 
 from conftest import PARAMS, Cli, environment
 from hacpo.engines.interface import SamplingParameters, SamplingRequest
-from hacpo.engines.vllm import refusals
+from hacpo.engines.vllm import connection, refusals
 from hacpo.engines.vllm import server as vllm_server
 from hacpo.engines.vllm.server import VllmServer
 from hacpo.engines.vllm.servers import HOSTS_VARIABLE, KEY_VARIABLE, Server, server_of, server_url
@@ -54,6 +56,8 @@ class Stub:
         self.copies = 1
         self.answers: dict[str, tuple[int, Any]] = {}
         """Path -> status and content that are sent whatever is asked."""
+        self.sends: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
+        """Path -> what writes an answer that is none."""
         self.drop = 0
         """Completions whose connection is cut."""
         self.taken_over = False
@@ -101,6 +105,11 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+            if self.path in state.sends:
+                self.close_connection = True
+                with contextlib.suppress(OSError):  # nobody listens any more
+                    state.sends[self.path](self)
+                return
             with state.lock:
                 state.asked.append((self.path, body))
                 dropped = self.path == vllm_server.COMPLETIONS and state.drop > 0
@@ -142,8 +151,8 @@ def completion(token_ids: Any, reason: Any = "stop", logprobs: Any = None) -> di
     return {"choices": [{"token_ids": token_ids, "logprobs": {"token_logprobs": said}, "finish_reason": reason}]}
 
 
-def connect(stub: Stub, key: str | None = None) -> VllmServer:
-    return VllmServer(stub.url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, decode=text_of, key=key)
+def connect(stub: Stub, key: str | None = None, settings: EngineSettings = SETTINGS) -> VllmServer:
+    return VllmServer(stub.url, "ada", Path("models/ada"), settings, eos_token_ids=EOS, decode=text_of, key=key)
 
 
 def test_everything_that_says_how_to_sample_is_sent(stub: Stub) -> None:
@@ -190,7 +199,8 @@ def test_every_copy_is_probed(stub: Stub) -> None:
         200,
         {"choices": [{"prompt_logprobs": [None, {"7": {"logprob": -1.5}}, {"8": {"logprob": -2.5}, "9": {}}]}]},
     )
-    found = connect(stub).probe([6, 7, 8])
+    settings = SETTINGS.model_copy(update={"vllm": SETTINGS.vllm.model_copy(update={"data_parallel": 2})})
+    found = connect(stub, settings=settings).probe([6, 7, 8])
     assert [each.tolist() for each in found] == [[-1.5, -2.5], [-1.5, -2.5]]
 
 
@@ -212,6 +222,11 @@ def test_every_copy_is_probed(stub: Stub) -> None:
         ({"finds": False}, "does not find weights in"),
         ({"logprobs_mode": "raw_logprobs"}, "with logprobs_mode raw_logprobs, and the run wants processed_logprobs"),
         ({"dtype": "bfloat16"}, "was started with dtype bfloat16, and the run wants float32"),
+        ({"copies": 10**12}, "was started with data_parallel_size 1000000000000, and the run wants 1"),
+        ({"copies": 0}, "answers something else than vLLM does: a data_parallel_size of 0. Correct servers.yaml"),
+        ({"copies": -1}, "a data_parallel_size of -1"),
+        ({"copies": True}, "a data_parallel_size of True"),
+        ({"copies": "1"}, "a data_parallel_size of 1"),
     ],
 )
 def test_a_server_that_cannot_be_used_is_one_line(stub: Stub, change: dict[str, Any], says: str) -> None:
@@ -325,7 +340,7 @@ def test_certificates_are_checked_however_https_is_spelled(monkeypatch: pytest.M
         options.append(given)
         raise NotedError
 
-    monkeypatch.setattr(vllm_server.httpx2, "AsyncClient", note)
+    monkeypatch.setattr(connection.httpx2, "AsyncClient", note)
     for url in ("https://127.0.0.1:1", "HTTPS://127.0.0.1:1", "http://127.0.0.1:1"):
         with pytest.raises(NotedError):
             VllmServer(url, "ada", Path("models/ada"), SETTINGS, eos_token_ids=EOS, decode=text_of, key="secret")
@@ -547,11 +562,90 @@ def test_generate_writes_no_rollouts_that_a_server_cannot_have_drawn(
     assert cli("generate", "pipelines/small", "--step", 1, "--agent", "ada").code == 0
 
 
-def test_an_answer_is_read_no_further_than_an_answer_is_long(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_server, "LARGEST", 1 << 20)
-    stub.answers["/v1/models"] = 200, {"data": "x" * (1 << 21)}
-    with pytest.raises(ModelError, match="answers /v1/models with more than 1 MiB"):
+@pytest.mark.parametrize(
+    ("path", "content", "most"),
+    [
+        ("/v1/models", {"data": [[]] * (1 << 21)}, "4096 KiB"),
+        # Asked of a prompt of 1 token are 50: 64 KiB and 51 more.
+        (vllm_server.COMPLETIONS, {**completion([7, 1]), "x": [[]] * (1 << 15)}, "115 KiB"),
+    ],
+)
+def test_an_answer_is_read_no_further_than_an_answer_is_long(stub: Stub, path: str, content: Any, most: str) -> None:
+    stub.answers[path] = 200, content
+    with pytest.raises(ModelError, match=f"answers {path} with more than {most}. Correct servers.yaml"):
+        connect(stub).sample([SamplingRequest([5], 0)], PARAMETERS)
+
+
+def test_the_longest_completion_that_may_be_asked_for_has_room(stub: Stub) -> None:
+    """A token of 8 bytes takes 150: its text three times, its log-probability twice, its id and its place."""
+    server = connect(stub)
+    texts = ["<|\u4f8b|>"] * 50
+    answer = completion([7] * 50, "length")
+    answer["choices"][0]["logprobs"] |= {"tokens": texts, "top_logprobs": [{text: -1.0 / 3} for text in texts]}
+    stub.answers[vllm_server.COMPLETIONS] = 200, answer
+    assert server.sample([SamplingRequest([5], 0)], PARAMETERS)[0].token_ids == [7] * 50
+
+
+def test_nothing_but_tokens_and_their_logprobs_is_kept_of_an_answer(stub: Stub) -> None:
+    """Each answer brings 16,384 empty lists, 56 bytes each: of 20 answers 18 MiB, of which 3 are read at once."""
+    server = connect(stub)
+    stub.answers[vllm_server.COMPLETIONS] = 200, {**completion([7, 1]), "x": [[]] * (1 << 14)}
+    tracemalloc.start()
+    try:
+        server.sample([SamplingRequest([5], seed) for seed in range(20)], PARAMETERS)
+        assert tracemalloc.get_traced_memory()[1] < 9 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_of_an_error_no_more_is_read_than_its_beginning(stub: Stub) -> None:
+    def without_end(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(500)
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b"ab " * 30_000)
+
+    stub.sends["/v1/models"] = without_end
+    with pytest.raises(ModelError, match="answers /v1/models with 500: ab ab ab") as refused:
         connect(stub)
+    assert len(str(refused.value)) < 500
+
+
+def drips(handler: BaseHTTPRequestHandler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000000")
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b" ")
+        handler.wfile.flush()
+        time.sleep(0.02)
+
+
+def hints(handler: BaseHTTPRequestHandler) -> None:
+    while True:
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </>\r\n\r\n" * 100)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("send", [drips, hints])
+@pytest.mark.parametrize("path", ["/v1/models", vllm_server.COMPLETIONS])
+def test_nobody_waits_for_an_answer_without_end(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch, send: Callable[[BaseHTTPRequestHandler], None], path: str
+) -> None:
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 1.5)
+    stub.sends[path] = send
+    with pytest.raises(ModelError, match=r"gave no whole answer in \d+ s. Restart `hacpo serve` for ada"):
+        connect(stub).sample([SamplingRequest([5], 0)], PARAMETERS)
+
+
+@pytest.mark.parametrize("change", [{"models": ["\x1b[31m\n" * 10_000]}, {"dtype": "q\x1b" * 10_000}])
+def test_of_what_a_server_says_a_line_shows_the_beginning(stub: Stub, change: dict[str, Any]) -> None:
+    stub.models = change.get("models", stub.models)
+    stub.facts |= {name: value for name, value in change.items() if name in stub.facts}
+    with pytest.raises(ModelError) as refused:
+        connect(stub)
+    assert len(str(refused.value)) < 4 * 300 + 300  # a character may be spelled out with four
+    assert "\x1b" not in str(refused.value)
 
 
 def test_responses_of_weights_that_somebody_else_loaded_do_not_count(stub: Stub) -> None:
@@ -563,7 +657,7 @@ def test_responses_of_weights_that_somebody_else_loaded_do_not_count(stub: Stub)
 
 def test_a_cut_connection_is_tried_again_but_not_for_ever(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
     server = connect(stub)
-    monkeypatch.setattr(vllm_server, "ATTEMPTS", 2)
+    monkeypatch.setattr(connection, "ATTEMPTS", 2)
     stub.drop = 1
     assert server.sample([SamplingRequest([5], 0)], PARAMETERS)[0].token_ids == [5, 1]
     stub.drop = 2
@@ -577,7 +671,7 @@ def test_a_prompt_that_fills_the_context_is_refused(stub: Stub) -> None:
 
 
 def test_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_server, "ATTEMPTS", 1)
+    monkeypatch.setattr(connection, "ATTEMPTS", 1)
     with pytest.raises(
         ModelError, match=r"127.0.0.1:9: the vLLM server cannot be reached .* `hacpo serve` for agent ada"
     ):

@@ -24,7 +24,7 @@ SIDE = "side_"
 """What the entries of side samples begin with: `StageSpec.side` says it."""
 
 NO_STAGES = {
-    ("hacpo/engines/vllm/server.py", "verify"): "an option of requests",
+    ("hacpo/engines/vllm/connection.py", "verify"): "an option of requests",
     ("hacpo/pipeline/execution/workers.py", "report"): "a kind of message between processes",
     ("hacpo/tools/audit/deep.py", "update"): "a column of the trace",
 }
