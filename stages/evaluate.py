@@ -127,7 +127,7 @@ def _numbers(stage: Stage, name: str, verdicts: Sequence[Verdict]) -> dict[str, 
 
     samples = stage.settings.evaluation.benchmarks[name].samples
     by_problem = [verdicts[start : start + samples] for start in range(0, len(verdicts), samples)]
-    return summary(by_problem, votes=stage.settings.verification.is_math)
+    return summary(by_problem, votes=not stage.settings.verification.is_function)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,18 @@ class Asked:
 
 @dataclass(frozen=True)
 class Problem(Asked):
-    """A row of the problems table, `data/<set>/<split>.parquet`."""
+    """A row of the problems table, `data/<set>/<split>.parquet`.
+
+    Attributes:
+        scorer: where the problem is one of reasoning-gym's, what its scorer is given beside the answers (JSON: `task`,
+            `options`, `metadata`).
+    """
 
     solution: str | None
     subject: str | None
     level: int | None
     source: str
+    scorer: str | None = None
 
 
 @dataclass(frozen=True)

@@ -189,9 +189,12 @@ PROBLEMS = Table(
         subject=(pa.string(), None),
         level=(pa.int32(), None),
         source=pa.string(),
+        scorer=(pa.string(), None),
     ),
     key=("problem_id",),
+    added=("scorer",),
     filled=True,
+    notes={"scorer": "JSON, of reasoning-gym's problems: `task`, `options`, and the `metadata` that its scorer reads"},
 )
 
 SCHEDULE = Table(

@@ -1,4 +1,4 @@
-"""import: problems from the Hugging Face hub or from a local file, as data/<set>/<split>.parquet."""
+"""import: problems from the Hugging Face hub, a local file or reasoning-gym, as data/<set>/<split>.parquet."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hacpo.artifacts.problem_rows import Problem
     from hacpo.data.importing.known import KnownSet
 
+GYM = "reasoning_gym"
+"""The set whose problems are made."""
+
 _SHOWN = 20
 """Lines of one finding; the rest is counted."""
 
@@ -23,7 +26,8 @@ def import_problems(
     name: Annotated[
         str,
         typer.Argument(
-            help="math, gsm8k, math500, aime2025, amc2023, minerva or olympiadbench; any name of yours with --from."
+            help="math, gsm8k, math500, aime2025, amc2023, minerva or olympiadbench; reasoning_gym, with --mixture; "
+            "any name of yours with --from."
         ),
     ],
     file: Annotated[
@@ -40,6 +44,14 @@ def import_problems(
         str | None,
         typer.Option("--revision", help="Another branch, tag or commit of the hub's dataset than the pinned."),
     ] = None,
+    mixture: Annotated[
+        str | None,
+        typer.Option("--mixture", help="Of reasoning_gym: tasks as in data.sets, '{chain_sum: {weight: 2}, gcd: {}}'."),
+    ] = None,
+    problems_each: Annotated[
+        int, typer.Option("--problems", help="Of reasoning_gym: how many problems of each split.", min=1)
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Of reasoning_gym: which problems are drawn.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write to (default: data/NAME).")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse answers that cannot be verified.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there and differ.")] = False,
@@ -54,7 +66,14 @@ def import_problems(
         if not NAME.fullmatch(word):
             raise SettingsError(f"{word!r} cannot be a name", expected="letters, digits, '-' and '_'")
     folder = out or Path("data") / name
-    if file is not None:
+    by_gym = file is None and name == GYM
+    if mixture is not None and not by_gym:
+        raise SettingsError("--mixture belongs to `hacpo import reasoning_gym`")
+    if by_gym:
+        if mapping or revision is not None:
+            raise SettingsError("--map and --revision do not belong to `hacpo import reasoning_gym`")
+        problems = _from_gym(mixture, split, problems_each, seed)
+    elif file is not None:
         if revision is not None:
             raise SettingsError("--revision belongs to the hub, not to --from")
         chosen = split or "train"
@@ -62,7 +81,9 @@ def import_problems(
     else:
         if name not in KNOWN:
             raise SettingsError(
-                f"no set {name!r} is known", expected=", ".join(KNOWN), remedy="import a file of yours with --from FILE"
+                f"no set {name!r} is known",
+                expected=f"{', '.join(KNOWN)} or {GYM}",
+                remedy="import a file of yours with --from FILE",
             )
         if mapping:
             raise SettingsError("--map belongs to --from: the columns of this set are known")
@@ -74,10 +95,10 @@ def import_problems(
             for other, those in problems.items()
             if other != chosen
         }
-        _check(f"{name}/{chosen}", rows, together | beside, strict=strict)
+        _check(f"{name}/{chosen}", rows, together | beside, strict=strict, by_gym=by_gym)
     for chosen, rows in problems.items():
         _write(f"{name}/{chosen}", rows, folder / f"{chosen}.parquet", force=force)
-    _print_usage(name, folder, list(problems))
+    _print_usage(name, folder, list(problems), by_gym=by_gym)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -95,6 +116,35 @@ def _from_file(name: str, split: str, file: Path, given: dict[str, str]) -> list
         _line("", r"the answer is what the solution ends with: its last \boxed{}, or what follows ####")
     sources = [f"{file.name}#{number}" for number in range(len(rows))]
     return convert(rows, columns, name=f"{name}/{split}", sources=sources)
+
+
+def _from_gym(mixture: str | None, split: str | None, count: int, seed: int) -> dict[str, list[Problem]]:
+    from pydantic import ValidationError
+
+    from hacpo.artifacts.text_files import YamlError, parse_yaml
+    from hacpo.data.problems import load
+    from hacpo.errors import SettingsError
+    from hacpo.settings.params import complaint
+    from hacpo.settings.root import SPLITS, DataSet
+
+    example = "for example --mixture '{chain_sum: {weight: 2, max_terms: 3}, gcd: {}}'"
+    if mixture is None:
+        raise SettingsError("reasoning_gym needs --mixture: which tasks, in which shares", remedy=example)
+    try:
+        tasks = parse_yaml(mixture)
+    except YamlError as error:
+        raise SettingsError(f"--mixture is not valid YAML: {error}", remedy=example) from None
+    given = tasks if isinstance(tasks, dict) else {}
+    given = {task: {} if options is None else options for task, options in given.items()}
+    problems = {}
+    for chosen in [split] if split else SPLITS:
+        fields = {"task": GYM, "mixture": given, "split": chosen, "problems": count, "seed": seed}
+        try:
+            source = DataSet.model_validate(fields)
+        except ValidationError as error:
+            raise complaint(error, f"{GYM}/{chosen}") from None
+        problems[chosen] = load(f"{GYM}/{chosen}", source, Path())
+    return problems
 
 
 def _from_hub(name: str, known: KnownSet, split: str | None, revision: str | None) -> dict[str, list[Problem]]:
@@ -136,9 +186,10 @@ _TARGETS = ("problem", "answer", "solution", "subject", "level")
 
 
 def _check(
-    name: str, problems: list[Problem], others: Mapping[str, Sequence[tuple[str, str]]], *, strict: bool
+    name: str, problems: list[Problem], others: Mapping[str, Sequence[tuple[str, str]]], *, strict: bool, by_gym: bool
 ) -> None:
     from hacpo.data.importing import problem_checks as checks
+    from hacpo.data.importing.cells import normalised
     from hacpo.errors import DataError
     from hacpo.pipeline.execution.session import ConsoleProgress
     from hacpo.settings.verification import VerificationSettings
@@ -146,14 +197,15 @@ def _check(
     print(f"{name}: {len(problems):,} problems")
     checks.refuse_unusable(problems, name)
     _line("ids", "all different")
-    same = checks.same_texts(problems)
+    # Made problems differ in a sign: 3 + 4 and 3 - 4.
+    spelled = str if by_gym else normalised
+    same = checks.same_texts(problems, spelled)
     _line("texts", f"{len(same):,} occur more than once" if same else "all different")
     _listed([" = ".join(group) for group in same])
     progress = ConsoleProgress()
+    settings = VerificationSettings(workers=2, reward=GYM if by_gym else "math")
     with progress.showing(f"answers of {name}"):
-        doubts = checks.doubtful_answers(
-            problems, VerificationSettings(workers=2), lambda done, total: progress.report("", done, total, {})
-        )
+        doubts = checks.doubtful_answers(problems, settings, lambda done, total: progress.report("", done, total, {}))
     _line("answers", f"{len(doubts):,} cannot be verified" if doubts else "each can be verified")
     _listed([f"{doubt.problem_id} {doubt.answer[:60]!r}: {doubt.reason}" for doubt in doubts])
     if doubts and strict:
@@ -163,7 +215,7 @@ def _check(
             found=f"first: {doubts[0].problem_id}",
             remedy="mend or remove them, or leave --strict out to keep them",
         )
-    overlaps = checks.overlaps(problems, others)
+    overlaps = checks.overlaps(problems, others, spelled)
     _line("overlap", f"{len(overlaps)} of {len(others)} other sets share problems" if overlaps else _no_overlap(others))
     _listed(
         [f"{len(overlap.pairs):,} with {overlap.other}, first {' = '.join(overlap.pairs[0])}" for overlap in overlaps]
@@ -217,19 +269,22 @@ def _write(name: str, problems: list[Problem], path: Path, *, force: bool) -> No
     print(f"{name}: written to {path}")
 
 
-def _print_usage(name: str, folder: Path, splits: Sequence[str]) -> None:
+def _print_usage(name: str, folder: Path, splits: Sequence[str], *, by_gym: bool) -> None:
     print("\nIn params.yaml:\n\ndata:")
     if "train" in splits:
         print(f"  train: {name}/train")
     print("  sets:")
     for split in splits:
         print(f"    {name}/{split}: {{path: {(folder / f'{split}.parquet').as_posix()}}}")
-    held_out = [split for split in splits if split != "train"]
+    # A study looks at the final split once, and not at every so many steps.
+    held_out = [split for split in splits if split not in ("train", "final")]
     if held_out:
         print("evaluation:\n  benchmarks:")
         for split in held_out:
             label = name if len(held_out) == 1 else f"{name}_{split}"
             print(f"    {label}: {{data: {name}/{split}}}")
+    if by_gym:
+        print(f"verification: {{reward: {GYM}}}")
 
 
 if __name__ == "__main__":

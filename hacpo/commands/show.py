@@ -51,7 +51,7 @@ def show(
         )
         return
     console = open_console()
-    what = "correct responses" if opened.settings.verification.is_math else measure(opened.settings.verification)
+    what = "correct responses" if opened.settings.verification.is_binary else measure(opened.settings.verification)
     title = f"{opened.run}, step {step}: {what} of each agent"
     print_problems(console, title, lines, list(opened.settings.agents), learners)
     print_missing(console, reader.missing)

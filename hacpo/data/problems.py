@@ -11,13 +11,13 @@ import pyarrow as pa
 from hacpo.artifacts.parquet import read_given
 from hacpo.artifacts.problem_rows import Problem, ScheduledProblem
 from hacpo.artifacts.tables import PROBLEMS
-from hacpo.data import tasks
+from hacpo.data import gym, tasks
 from hacpo.errors import DataError, MissingInputError
 from hacpo.seeds import derive_seed
 from hacpo.settings.root import DataSet
 
 TASKS: Mapping[str, Callable[[tasks.Split, int, int], list[Problem]]] = {"arithmetic": tasks.problems}
-"""`DataSet.task` -> what makes its problems, of a split, a count and a seed."""
+"""`DataSet.task` -> what makes its problems, of a split, a count and a seed; `reasoning_gym` also takes a mixture."""
 
 
 def load(name: str, source: DataSet, root: Path) -> list[Problem]:
@@ -31,13 +31,7 @@ def load(name: str, source: DataSet, root: Path) -> list[Problem]:
         MissingInputError: the file is not there.
         DataError: not a Parquet file, a column missing, no rows, a problem or answer without text, or an id twice.
     """
-    if source.task is not None:
-        assert source.split is not None
-        assert source.problems is not None
-        rows = TASKS[source.task](source.split, source.problems, source.seed)
-    else:
-        assert source.path is not None
-        rows = _read(root / source.path)
+    rows = _made(source) if source.path is None else _read(root / source.path)
     where = f"data set {name}" if source.path is None else source.path
     if not rows:
         raise DataError("holds no problems", where=where)
@@ -50,6 +44,16 @@ def load(name: str, source: DataSet, root: Path) -> list[Problem]:
             raise DataError("the same problem_id twice", where=f"{where} row {number}", found=repr(row.problem_id))
         seen.add(row.problem_id)
     return rows
+
+
+def _made(source: DataSet) -> list[Problem]:
+    assert source.task is not None
+    assert source.split is not None
+    assert source.problems is not None
+    if source.mixture:
+        return gym.problems(source.mixture, source.split, source.problems, source.seed)
+    assert source.split != "final"
+    return TASKS[source.task](source.split, source.problems, source.seed)
 
 
 def _read(path: Path) -> list[Problem]:

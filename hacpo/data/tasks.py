@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product, zip_longest
@@ -46,7 +46,7 @@ class Step:
 
     Attributes:
         expression: the left side, as written.
-        result: the right side, a non-negative integer.
+        result: the right side, an integer.
     """
 
     expression: str
@@ -61,16 +61,15 @@ def boxed(answer: object) -> str:
     return f"\\boxed{{{answer}}}"
 
 
-def worked(first: Step, second: Step) -> str:
-    """A solution's text: both steps, then the second one's result in a box."""
-    return f"{first} {second} {boxed(second.result)}"
+def worked(steps: Sequence[Step], answer: object) -> str:
+    """A solution's text: its steps, then the answer in a box."""
+    return " ".join([*map(str, steps), boxed(answer)])
 
 
-def steps_of(problem: Problem) -> tuple[Step, Step]:
-    """Both steps of the solution of a problem of these families."""
-    expressions = (part.split("=") for part in (problem.solution or "").split(" ")[:2])
-    first, second = (Step(expression, int(result)) for expression, result in expressions)
-    return first, second
+def steps_of(problem: Problem) -> tuple[Step, ...]:
+    """The steps of a problem's solution (`worked`): of these families two, of others also none."""
+    expressions = (part.split("=") for part in (problem.solution or "").split(" ")[:-1])
+    return tuple(Step(expression, int(result)) for expression, result in expressions)
 
 
 def is_held_out(problem: str) -> bool:
@@ -99,7 +98,7 @@ def family_problems(family: str, split: Split) -> tuple[Problem, ...]:
             problem_id=f"{family}-{_digest(text)[:5].hex()}",
             problem=text,
             answer=str(second.result),
-            solution=worked(first, second),
+            solution=worked([first, second], second.result),
             subject=family,
             level=1 if first.result < 10 else 2 if first.result < 20 else 3,
             source=SOURCE,

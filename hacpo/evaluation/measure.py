@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 def measure(verification: VerificationSettings) -> str:
     """The name of a mean of rewards: `accuracy` with the math verifier, whose rewards are 0 and 1, and `mean reward`
     with a reward function, whose rewards may be any number."""
-    return "accuracy" if verification.is_math else "mean reward"
+    return "accuracy" if verification.is_binary else "mean reward"
 
 
 def is_share(series: Series, verification: VerificationSettings) -> bool:
     """Whether a series lies between 0 and 1 whatever the responses: pass@k, best@n and maj@n count verdicts, avg@n
     takes the mean of rewards."""
-    return verification.is_math or all(metric.kind != "avg" for _, metric in series.parts)
+    return verification.is_binary or all(metric.kind != "avg" for _, metric in series.parts)
 
 
 def measured(series: Series, verification: VerificationSettings) -> str:
     """What one series is: `accuracy` with the math verifier; with a reward function `mean reward`, or `result` where it
     is, or averages with others, a metric that counts verdicts."""
-    if verification.is_math or all(metric.kind == "avg" for _, metric in series.parts):
+    if verification.is_binary or all(metric.kind == "avg" for _, metric in series.parts):
         return measure(verification)
     return "result"
 

@@ -216,7 +216,7 @@ def _side_sample(settings: Settings, _step: int) -> bool:
 
 
 def _graded(settings: Settings, _step: int) -> bool:
-    """A reward function gets the problem's whole row, of which prompts hold a part."""
+    """Scorers and reward functions get of the problem's row what prompts do not hold."""
     return not settings.verification.is_math
 
 
@@ -230,7 +230,7 @@ def _settings_files(pipeline: RunFolder, _agent: str) -> tuple[str, ...]:
 def _reward_file(pipeline: RunFolder, _agent: str) -> tuple[str, ...]:
     """The module of the run's reward function, where it is a file of the project: editing it re-runs what calls it."""
     verification = pipeline.settings.verification
-    file = None if verification.is_math else module_file(verification.reward, pipeline.root)
+    file = module_file(verification.reward, pipeline.root) if verification.is_function else None
     return () if file is None else (file.as_posix(),)
 
 
@@ -257,7 +257,7 @@ _START = tuple(f"agents.{{agent}}.{name}" for name in AgentSettings.model_fields
 _SAMPLING = ("seed", "agents.{agent}.sampling", "agents.{agent}.prompt")
 
 _GRADED_BY = Use(PROBLEMS, when=_graded, only=lambda settings: f"{settings.data.train}.parquet")
-"""What a reward function is given beside a training response."""
+"""What a scorer or a reward function is given beside a training response."""
 
 RESOLVE = StageSpec(
     "resolve",

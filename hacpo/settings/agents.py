@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from hacpo.settings.base import Section, knob
+from hacpo.settings.gym import GymTask, refuse_other_tasks
 
 
 class PromptSettings(Section):
@@ -81,14 +82,22 @@ class WarmupSettings(Section):
         0.5, doc="Share of texts that are rows of arithmetic facts; the rest are answers to problems.", ge=0, le=1
     )
     slips: float = knob(0.04, doc="Share of worked solutions whose second step is a little off.", ge=0, le=1)
+    mixture: dict[str, GymTask] = knob(
+        default_factory=dict,
+        doc="Problems to learn from: tasks of reasoning-gym, as in `data.sets` (docs/data.md); their `train` split "
+        "alone. Empty: the four families of arithmetic.",
+    )
+    problems: int = knob(4000, doc="With `mixture`: how many problems.", unit="problems", ge=1)
     guessing: dict[str, float] = knob(
         default_factory=dict,
-        doc="Task family (`chains`, `linear`, `modular`, `words`) -> how often the agent is taught to begin with a "
-        "box, guessing, instead of a step: a high share makes the family a weak one. Families not named: 0.",
+        doc="Task family (`chains`, `linear`, `modular`, `words`, or the mixture's tasks) -> how often the agent is "
+        "taught to begin with a box, guessing, instead of a step: a high share makes the family a weak one. Families "
+        "not named: 0.",
     )
 
     @model_validator(mode="after")
     def _shares(self) -> WarmupSettings:
+        refuse_other_tasks(self.mixture)
         for family, share in self.guessing.items():
             if not 0 <= share <= 1:
                 raise ValueError(f"guessing.{family} must be a share from 0 to 1, found {share}")
@@ -105,8 +114,12 @@ class TinySettings(Section):
     intermediate: int | None = knob(None, doc="Width of the MLP; null: four times `hidden`.", unit="units", ge=8)
     context: int = knob(96, doc="Longest prompt plus response.", unit="tokens", ge=16)
     initializer_range: float = knob(0.1, doc="Standard deviation of the initial weights.", gt=0)
-    vocabulary: Literal["characters", "numbers_words", "digits_words"] = knob(
-        doc="Tokens: single characters; characters, numbers 10-99 and whole words; or digits and whole words."
+    vocabulary: Literal["characters", "numbers_words", "digits_words", "gym_characters", "gym_numbers", "gym_words"] = (
+        knob(
+            doc="Tokens: single characters; characters, numbers 10-99 and whole words; or digits and whole words. "
+            "`gym_...`: the same for short tasks of reasoning-gym, whose phrases are one token each (`gym_words`: "
+            "their words)."
+        )
     )
     warmup: WarmupSettings
 

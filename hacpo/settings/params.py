@@ -187,6 +187,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
     return resolve(raw, where=f"{path} with --set {' --set '.join(overrides)}" if overrides else path)
 
 
+def complaint(error: ValidationError, where: object) -> SettingsError:
+    """The first thing that is wrong with a part of the settings that was validated alone, as one line."""
+    return _line(error.errors()[0], where)
+
+
 def _one_line(error: ValidationError, where: object) -> SettingsError:
     # What an agent inherits is wrong where it was written, in the run's block.
     first = min(error.errors(), key=lambda item: (item["type"] != "extra_forbidden", _of_an_agent(item["loc"])))

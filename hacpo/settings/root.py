@@ -13,8 +13,12 @@ from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.base import NAME, Section, knob
 from hacpo.settings.engine import EngineSettings, LauncherSettings
 from hacpo.settings.evaluation import EvaluationSettings
+from hacpo.settings.gym import GymTask, refuse_other_tasks
 from hacpo.settings.training import BatchSettings, OptimizerSettings, PoolSettings
 from hacpo.settings.verification import VerificationSettings
+
+SPLITS = ("train", "heldout", "final")
+"""What the problems of a task are divided into by their texts' hashes; `arithmetic` has no `final`."""
 
 
 class DataSet(Section):
@@ -23,8 +27,17 @@ class DataSet(Section):
     path: str | None = knob(
         None, doc="A Parquet file with problem_id, problem, answer (solution, subject, level, source optional)."
     )
-    task: Literal["arithmetic"] | None = knob(None, doc="Make the problems: short arithmetic in four families.")
-    split: Literal["train", "heldout"] | None = knob(None, doc="With `task`: which side of the hash split.")
+    task: Literal["arithmetic", "reasoning_gym"] | None = knob(
+        None, doc="Make the problems: short arithmetic in four families, or a mixture of reasoning-gym's tasks."
+    )
+    mixture: dict[str, GymTask] = knob(
+        default_factory=dict, doc="With `task: reasoning_gym`: task -> its share and options (docs/data.md)."
+    )
+    split: Literal["train", "heldout", "final"] | None = knob(
+        None,
+        doc="With `task`: which side of the hash split. `final`, which `reasoning_gym` alone has, is a second held-out "
+        "fifth, for a study to look at once.",
+    )
     problems: int | None = knob(None, doc="With `task`: how many.", unit="problems", ge=1)
     seed: int = knob(0, doc="With `task`: which problems are drawn.")
 
@@ -36,6 +49,15 @@ class DataSet(Section):
             raise ValueError("`task` needs `split` and `problems`")
         if self.path and (self.split is not None or self.problems is not None):
             raise ValueError("`split` and `problems` belong to `task`, not to `path`")
+        return self
+
+    @model_validator(mode="after")
+    def _mixed(self) -> DataSet:
+        if bool(self.mixture) != (self.task == "reasoning_gym"):
+            raise ValueError("`mixture` belongs to `task: reasoning_gym`, which needs one")
+        if self.split == "final" and self.task != "reasoning_gym":
+            raise ValueError("`split: final` belongs to `task: reasoning_gym`")
+        refuse_other_tasks(self.mixture)
         return self
 
 
@@ -250,10 +272,27 @@ class Settings(Section):
     @model_validator(mode="after")
     def _votes_have_answers(self) -> Settings:
         for name in self.evaluation.benchmarks:
-            if not self.verification.is_math and any(one.kind == "maj" for one in self.evaluation.reported(name)):
+            if self.verification.is_function and any(one.kind == "maj" for one in self.evaluation.reported(name)):
                 raise ValueError(
                     f"evaluation.metrics.{name}: maj needs answers to vote on, but verification.reward is a function, "
                     "which extracts none"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _gym_scores_gym(self) -> Settings:
+        by_gym = self.verification.is_gym
+        for name in sorted({self.data.train, *(one.data for one in self.evaluation.benchmarks.values())}):
+            task = self.data.sets[name].task
+            if task == "reasoning_gym" and self.verification.is_math:
+                raise ValueError(
+                    f"data.sets.{name}: reasoning_gym's problems have its scorers; set verification.reward: "
+                    "reasoning_gym"
+                )
+            if task not in (None, "reasoning_gym") and by_gym:
+                raise ValueError(
+                    f"data.sets.{name}: verification.reward: reasoning_gym scores its own problems alone, and these "
+                    f"are of task {task}"
                 )
         return self
 

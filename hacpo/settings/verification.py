@@ -18,19 +18,25 @@ class VerificationSettings(Section):
 
     reward: str = knob(
         "math",
-        doc="`math`: 1 where the last box holds the gold answer, else 0. `package.module:function`: what this function "
-        "of yours returns (docs/verification.md).",
+        doc="`math`: 1 where the last box holds the gold answer, else 0. `reasoning_gym`: what the scorer of the "
+        "problem's task says of the last box. `package.module:function`: what this function of yours returns "
+        "(docs/verification.md).",
+    )
+    partial_scores: bool = knob(
+        False,
+        doc="With `reasoning_gym`: whether a score between 0 and 1 is the reward as it is. false: only a score of 1 "
+        "earns anything, as with `math`.",
     )
     truncated: Literal["wrong", "boxed"] = knob(
         "wrong",
-        doc="What `math` makes of a response that the limit on new tokens cut: `wrong`, no reward whatever it "
-        "contains; `boxed`, its last box is judged like any other (without one: no reward).",
+        doc="What `math` and `reasoning_gym` make of a response that the limit on new tokens cut: `wrong`, no reward "
+        "whatever it contains; `boxed`, its last box is judged like any other (without one: no reward).",
         source="`boxed`: verl",
     )
     max_error_rate: float | None = knob(
         None,
         doc="Largest share of `error` and `timeout` among the responses of one table; with more, the stage writes the "
-        "table and fails. null: 0.1 with a function, 1 with `math`.",
+        "table and fails. null: 0.1 with a function, 1 else.",
         ge=0,
         le=1,
     )
@@ -71,20 +77,42 @@ class VerificationSettings(Section):
 
     @property
     def is_math(self) -> bool:
-        """Whether answers are compared, rather than responses given to a function."""
+        """Whether answers are compared with the gold answer; nothing else of the problem is needed."""
         return self.reward == "math"
 
     @property
+    def is_gym(self) -> bool:
+        """Whether scorers of reasoning-gym judge the answers."""
+        return self.reward == "reasoning_gym"
+
+    @property
+    def is_function(self) -> bool:
+        """Whether a function of the user's own is given whole responses: no answer is taken out of them."""
+        return not (self.is_math or self.is_gym)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether rewards are 1 for `correct` and 0 for all else, so that their mean is an accuracy."""
+        return self.is_math or (self.is_gym and not self.partial_scores)
+
+    @property
     def error_limit(self) -> float:
-        """`max_error_rate`, or its default: errors come from the text with `math`, from the code with a function."""
+        """`max_error_rate`, or its default: errors come from the code with a function, else from the text."""
         if self.max_error_rate is not None:
             return self.max_error_rate
-        return 1.0 if self.is_math else 0.1
+        return 0.1 if self.is_function else 1.0
 
     @model_validator(mode="after")
     def _names_a_function(self) -> VerificationSettings:
-        if not self.is_math and not _FUNCTION.fullmatch(self.reward):
-            raise ValueError(f"reward must be `math` or `package.module:function`, found {self.reward!r}")
-        if not self.is_math and self.truncated != "wrong":
-            raise ValueError("truncated is for reward `math`; a function is given the finish reason and decides itself")
+        if self.is_function and not _FUNCTION.fullmatch(self.reward):
+            raise ValueError(
+                f"reward must be `math`, `reasoning_gym` or `package.module:function`, found {self.reward!r}"
+            )
+        if self.is_function and self.truncated != "wrong":
+            raise ValueError(
+                "truncated is for reward `math` and `reasoning_gym`; a function is given the finish reason and decides "
+                "itself"
+            )
+        if self.partial_scores and not self.is_gym:
+            raise ValueError("partial_scores is for reward `reasoning_gym`")
         return self

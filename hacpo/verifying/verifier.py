@@ -1,8 +1,9 @@
-r"""Rewards of responses: from verified answers (`verification.reward: math`), or from a function of the user's own.
+r"""Rewards of responses: from verified answers (`verification.reward: math`), from the scorers of reasoning-gym
+(`reasoning_gym`), or from a function of the user's own.
 
 `Verifier.verify` gives every response a `Verdict`. With `math` it is 1 for a response whose last `\boxed{...}` says
 what the gold answer says, else 0: what needs no mathematics is decided here, in microseconds and without importing a
-mathematics library. The rest, and every call of the user's function, is done in worker processes
+mathematics library. The rest, and every call of a scorer or of the user's function, is done in worker processes
 (`verifying.worker_pool`) under limits on time and memory, where a response that makes one hang or die costs its own
 verdict a `timeout` or an `error` and nothing else. docs/verification.md states what counts as the same answer, and what
 a function may do.
@@ -41,7 +42,7 @@ class Request:
     answer: str
     """The gold answer: LaTeX as inside a box."""
     problem: Problem | None = None
-    """Only a function of the user's own needs it."""
+    """Only scorers and functions of the user's own need it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Verdict:
     """What a response is worth."""
 
     reward: float
-    """With `math` 1.0 for `correct` and 0.0 otherwise; a function's may be any finite float32."""
+    """With `math` 1.0 for `correct` and 0.0 otherwise; a scorer's from 0 to 1; a function's any finite float32."""
     verdict: Outcome
     extracted: str | None
     """The answer that was judged, None where there was none; beyond `verification.max_extracted` characters shortened
@@ -61,8 +62,8 @@ class Verdict:
 class Verifier:
     """Verifies responses; a context manager that ends its worker processes.
 
-    With `math`, workers start with the first pair of answers that needs one; with a function, entering the context
-    starts one and so makes sure that the function can be used. They stay for later calls. May be used from any thread.
+    With `math`, workers start with the first pair of answers that needs one; else entering the context starts one and
+    so makes sure that scorers or function can be used. They stay for later calls. May be used from any thread.
 
     Args:
         settings: the reward and its limits.
@@ -73,7 +74,7 @@ class Verifier:
         self._settings = settings
         self._pool = WorkerPool(
             settings.workers,
-            () if settings.is_math else (settings.reward, str((root or Path()).resolve())),
+            _arguments(settings, root),
             timeout_seconds=settings.timeout_seconds,
             patience_seconds=settings.patience_seconds,
             memory_bytes=settings.memory_mib << 20,
@@ -81,10 +82,19 @@ class Verifier:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
+        self.make_ready()
+        return self
+
+    def make_ready(self) -> None:
+        """Start what `math` starts only when it is needed: scorers or a function that cannot be used are found out
+        before anything is sampled.
+
+        Raises:
+            SettingsError: scorers or function cannot be used.
+        """
         if not self._settings.is_math:
             with self._lock:
                 self._pool.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -99,14 +109,15 @@ class Verifier:
         """A verdict for each request, in their order. What is the same for two requests is judged once.
 
         Raises:
-            DataError: two requests have the same key, a gold answer is empty, or a function's problem is not given.
-            SettingsError: the function cannot be used.
+            DataError: two requests have the same key, a gold answer is empty, or there is no problem for a scorer or
+                function.
+            SettingsError: scorers or function cannot be used.
             HacpoError: no worker process can be started.
         """
         requests = list(requests)
         verdicts: dict[str, Verdict] = {}
         waiting: dict[Question, list[str]] = {}
-        look = self._first_look if self._settings.is_math else _FunctionCalls()
+        look = _FunctionCalls() if self._settings.is_function else self._first_look
         for request in requests:
             if request.key in verdicts:
                 raise DataError("two responses have the same key", where=request.key)
@@ -132,16 +143,14 @@ class Verifier:
         return [verdicts[request.key] for request in requests]
 
     def _first_look(self, request: Request) -> tuple[Verdict, Question | None]:
-        """The verdict where no mathematics is needed; else a provisional `error` and the pair of answers to compare."""
+        """The verdict where neither mathematics nor a scorer is needed; else a provisional `error` and the question."""
         settings = self._settings
         if not request.answer.strip():
             raise DataError("the gold answer is empty", where=request.key, remedy="leave the problem out")
         cut = request.finish_reason == "length"
         if cut and settings.truncated == "wrong":
             return Verdict(0.0, "truncated", None), None
-        gold = request.answer.strip()
-        if r"\boxed" in gold:
-            gold = extract_answer(gold, len(gold)) or gold
+        gold = request.answer if settings.is_gym else _out_of_its_box(request.answer.strip())
         whole = max(settings.max_characters, len(gold))
         answer = extract_answer(request.text, whole)
         if not answer:
@@ -151,12 +160,42 @@ class Verifier:
         same = len(answer) <= whole and answer == gold
         if not same and max(len(answer), len(gold)) > settings.max_characters:
             return _verdict(failure(f"an answer of more than {settings.max_characters} characters"), extracted), None
+        if settings.is_gym:
+            partial = "partial" if settings.partial_scores else ""
+            return _verdict(_UNDECIDED, extracted), (_scorer(request), gold, answer, partial)
+        return self._compared(answer, gold, extracted, same=same)
+
+    def _compared(self, answer: str, gold: str, extracted: str, *, same: bool) -> tuple[Verdict, Question | None]:
+        """`_first_look` at two answers that are not too long; `same`: they are the same characters."""
         plain = same or plain_verdict(answer, gold)
         if plain is not None:
             return Verdict(float(plain), "correct" if plain else "wrong", extracted), None
-        if max(nesting(answer), nesting(gold)) > settings.max_nesting:
-            return _verdict(failure(f"brackets nest deeper than {settings.max_nesting}"), extracted), None
+        if max(nesting(answer), nesting(gold)) > self._settings.max_nesting:
+            return _verdict(failure(f"brackets nest deeper than {self._settings.max_nesting}"), extracted), None
         return _verdict(_UNDECIDED, extracted), (answer, gold)
+
+
+def _arguments(settings: VerificationSettings, root: Path | None) -> tuple[str, ...]:
+    """Of a worker's command line."""
+    if settings.is_function:
+        return settings.reward, str((root or Path()).resolve())
+    return (settings.reward,) if settings.is_gym else ()
+
+
+def _out_of_its_box(gold: str) -> str:
+    return (extract_answer(gold, len(gold)) or gold) if r"\boxed" in gold else gold
+
+
+def _scorer(request: Request) -> str:
+    """What the problem's scorer is given beside the answers."""
+    scorer = None if request.problem is None else request.problem.scorer
+    if scorer is None:
+        raise DataError(
+            "verification.reward: reasoning_gym scores its own problems alone, and this one has no scorer",
+            where=request.key,
+            remedy="use sets of task reasoning_gym, or such that `hacpo import reasoning_gym` wrote",
+        )
+    return scorer
 
 
 _UNDECIDED = failure("not judged")
@@ -194,7 +233,7 @@ def check_error_rate(verdicts: Sequence[Verdict], settings: VerificationSettings
     limit = settings.error_limit
     if len(failed) > limit * len(verdicts):
         share = f"{len(failed)} of {len(verdicts)} ({100 * len(failed) / len(verdicts):.3g} %)"
-        suspect = "the gold answers" if settings.is_math else settings.reward
+        suspect = settings.reward if settings.is_function else "the gold answers"
         raise RewardError(
             "too many responses could not be judged (verdict `error` or `timeout`)",
             where=where,

@@ -1,12 +1,14 @@
 """The process in which responses are judged: `python -m hacpo.verifying.worker`, one JSON line in, one out.
 
-Without arguments it compares answers: a question is [answer, gold answer]. With `package.module:function` and the
-project's root it calls that function: a question is [row of the problems table as JSON, response, finish reason].
+Without arguments it compares answers: a question is [answer, gold answer]. With `reasoning_gym` it asks the scorer of
+the problem's task: a question is [the problem's scorer as JSON, gold answer, answer, `partial` or empty]. With
+`package.module:function` and the project's root it calls that function: a question is [row of the problems table as
+JSON, response, finish reason].
 
-The process that `verifying.worker_pool` starts imports the mathematics library, or the function's module, once and
-then only supervises. The judging is done by a child that it forks: a child that exceeds its time or memory is killed
-from outside, which no code in it can prevent, and the next one is there in milliseconds, because nothing has to be
-imported again.
+The process that `verifying.worker_pool` starts imports the mathematics library, the scorers, or the function's module,
+once and then only supervises. The judging is done by a child that it forks: a child that exceeds its time or memory is
+killed from outside, which no code in it can prevent, and the next one is there in milliseconds, because nothing has to
+be imported again.
 
 A request is `{"question", "seconds", "bytes"}`, a reply `{"reward", "verdict", "message"}` (`judgement`). The
 first line out is `{"ready": true}`, or `{"refused": "why"}` where the function cannot be used. Both processes end when
@@ -98,7 +100,7 @@ def _leave(*_: object) -> None:
 
 
 class _RefusedError(Exception):
-    """The reward function cannot be used; the message says why."""
+    """What rewards responses cannot be used; the message says why."""
 
 
 def _opened(arguments: Sequence[str]) -> _Judge:
@@ -109,6 +111,14 @@ def _opened(arguments: Sequence[str]) -> _Judge:
         for answer, gold in _WARM_UP:
             equivalent(answer, gold)
         return _compare
+    if list(arguments) == ["reasoning_gym"]:
+        from hacpo.verifying import gym_scores
+
+        try:
+            gym_scores.load()
+        except gym_scores.NotInstalledError as error:
+            raise _RefusedError(str(error)) from error
+        return _score
     from hacpo.verifying.function import UnusableError, load
 
     name, root = arguments
@@ -136,6 +146,13 @@ _REASONS = {
     "UnreadableError": "the gold answer cannot be read",
     "TooLargeError": "a number is too large to be computed with",
 }
+
+
+def _score(question: Sequence[str]) -> Judgement:
+    from hacpo.verifying import gym_scores
+
+    scorer, gold, answer, partial = question
+    return gym_scores.judge(scorer, gold, answer, partial=partial == "partial")
 
 
 def _call(function: Any, question: Sequence[str]) -> Judgement:

@@ -24,7 +24,7 @@ from hacpo.errors import HacpoError, SettingsError
 from hacpo.verifying.judgement import Judgement, failure
 
 Question = tuple[str, ...]
-"""What a worker is asked: (answer, gold answer), or (problem as JSON, response, finish reason) for a function."""
+"""What a worker is asked; `verifying.worker` says what it is with which reward."""
 
 _WORKER = (sys.executable, "-P", "-m", "hacpo.verifying.worker")
 _START_SECONDS = 120.0
@@ -42,7 +42,7 @@ class WorkerPool:
 
     Args:
         count: most processes.
-        arguments: of the worker's command line; none for `math`.
+        arguments: of the worker's command line (`verifying.worker`).
         timeout_seconds, patience_seconds, memory_bytes: limits (`VerificationSettings`).
     """
 

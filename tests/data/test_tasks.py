@@ -57,7 +57,7 @@ def test_examples(text: str, solution: str, level: int) -> None:
 @pytest.mark.parametrize("problem", EVERY[::37], ids=lambda problem: problem.problem_id)
 def test_fields_agree(problem: Problem) -> None:
     first, second = steps_of(problem)
-    assert problem.solution == worked(first, second)
+    assert problem.solution == worked([first, second], second.result)
     assert problem.solution.endswith(boxed(problem.answer))
     assert problem.subject in FAMILIES
     assert problem.problem_id.startswith(f"{problem.subject}-")

@@ -267,8 +267,8 @@ def test_types_on_the_settings_page_are_words_not_python() -> None:
     assert [(key, kind) for key, kind in types.items() if python.search(kind)] == []
     # Written down in the settings as Literal["arithmetic"] | None, Literal[...] | None, float >= 0 and <= 1, ...
     expected = {
-        "data.sets.<name>.task": "`arithmetic` or null",
-        "data.sets.<name>.split": "`train`, `heldout` or null",
+        "data.sets.<name>.task": "`arithmetic`, `reasoning_gym` or null",
+        "data.sets.<name>.split": "`train`, `heldout`, `final` or null",
         "data.sets.<name>.problems": "integer from 1 or null",
         "agents.<name>.tiny.warmup.slips": "number from 0 to 1",
         "agents.<name>.tiny.warmup.guessing": "name -> number",

@@ -115,7 +115,7 @@ def test_a_function_sees_the_whole_row_the_text_and_the_finish_reason(tmp_path: 
         """
         def score(problem, response, finish_reason):
             assert problem == {"problem_id": "p1", "problem": "How many?", "answer": "2", "solution": None,
-                               "subject": "counting", "level": 3, "source": "here"}, problem
+                               "subject": "counting", "level": 3, "source": "here", "scorer": None}, problem
             assert response == "two \\ud800", ascii(response)
             return 0.75 if finish_reason == "stop" else (-0.25, "truncated")
         """,
@@ -412,7 +412,7 @@ def test_a_function_needs_the_problem(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["maths", "rewards", "rewards.score", "a:b:c", "a-b:c", ":score", "rewards:", "a.:b"])
 def test_names_that_name_no_function_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="`math` or `package.module:function`"):
+    with pytest.raises(ValueError, match="`math`, `reasoning_gym` or `package.module:function`"):
         VerificationSettings(reward=name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from hacpo.verifying.verifier import Request, Verifier
 
 _ANOTHER_ANSWER = r"\boxed{-987654321}"
 """In no known set the answer to anything."""
+
+Spelling = Callable[[str], str]
+"""A problem's text -> what is compared of it."""
 
 _FIRST = 3
 """How many examples a message names."""
@@ -64,11 +67,11 @@ def refuse_unusable(problems: Sequence[Problem], where: object) -> None:
         )
 
 
-def same_texts(problems: Iterable[Problem]) -> list[tuple[str, ...]]:
-    """Groups of problem_ids whose texts are the same but for case, spaces and punctuation."""
+def same_texts(problems: Iterable[Problem], spelled: Spelling = normalised) -> list[tuple[str, ...]]:
+    """Groups of problem_ids whose texts are the same, by default but for case, spaces and punctuation."""
     groups: dict[str, list[str]] = defaultdict(list)
     for row in problems:
-        groups[normalised(row.problem)].append(row.problem_id)
+        groups[spelled(row.problem)].append(row.problem_id)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
@@ -80,8 +83,8 @@ def doubtful_answers(
     Each is judged as a response would be, twice: boxed itself, it must be correct; and against another number the
     verifier must be able to say that it is wrong, or else only a response with the very same characters is rewarded.
     """
-    itself = [Request(f"= {row.problem_id}", rf"\boxed{{{row.answer}}}", "stop", row.answer) for row in problems]
-    another = [Request(f"! {row.problem_id}", _ANOTHER_ANSWER, "stop", row.answer) for row in problems]
+    itself = [Request(f"= {row.problem_id}", rf"\boxed{{{row.answer}}}", "stop", row.answer, row) for row in problems]
+    another = [Request(f"! {row.problem_id}", _ANOTHER_ANSWER, "stop", row.answer, row) for row in problems]
     with Verifier(settings) as verifier:
         verdicts = verifier.verify([*itself, *another], on_progress)
     doubts = []
@@ -93,17 +96,20 @@ def doubtful_answers(
     return doubts
 
 
-def overlaps(problems: Sequence[Problem], others: Mapping[str, Sequence[tuple[str, str]]]) -> list[Overlap]:
+def overlaps(
+    problems: Sequence[Problem], others: Mapping[str, Sequence[tuple[str, str]]], spelled: Spelling = normalised
+) -> list[Overlap]:
     """Which other sets share problems with these.
 
     Args:
         others: name of a set -> (problem_id, problem) of its rows.
+        spelled: what makes two texts the same.
     """
-    here = {normalised(row.problem): row.problem_id for row in reversed(problems)}
+    here = {spelled(row.problem): row.problem_id for row in reversed(problems)}
     overlapping = []
     for name, rows in others.items():
         pairs = [
-            (here[text], other) for other, text in ((other, normalised(text)) for other, text in rows) if text in here
+            (here[text], other) for other, text in ((other, spelled(text)) for other, text in rows) if text in here
         ]
         if pairs:
             overlapping.append(Overlap(name, tuple(pairs)))

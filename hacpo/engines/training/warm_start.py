@@ -4,7 +4,7 @@ Two kinds of text, drawn afresh for every optimizer step from the training side 
 
 - drills, rows of arithmetic facts (`8+7=15 24/4=6 ...`) of which the results are learned. An agent that does not know
   its facts has nothing to gain from writing steps, and reinforcement learning stays flat;
-- solutions, prompt and response exactly as in a rollout, of which the response is learned. Most show both steps, now
+- solutions, prompt and response exactly as in a rollout, of which the response is learned. Most show their steps, now
   and then with a planted slip; the others are guesses, a box with the right number or a neighbour of it.
 
 Whether a response starts with a box or with a step is a habit; which digit a step starts with is a skill. Of the first
@@ -29,12 +29,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hacpo.artifacts.problem_rows import Problem
-from hacpo.data import tasks
+from hacpo.data import gym, tasks
 from hacpo.data.tiny_vocabularies import BOX
 from hacpo.engines.models.tiny import build_model, build_tokenizer
 from hacpo.errors import SettingsError
 from hacpo.seeds import derive_seed
-from hacpo.settings.agents import TinySettings
+from hacpo.settings.agents import TinySettings, WarmupSettings
 
 OnUpdate = Callable[[int, int, float], None]
 """Called with (optimizer steps done, steps in all, loss of the last one)."""
@@ -76,17 +76,18 @@ class Corpus:
     """
 
     def __init__(self, name: str, settings: TinySettings, tokenizer: Any, seed: int) -> None:
+        families = tuple(settings.warmup.mixture) or tasks.FAMILIES
         for family in settings.warmup.guessing:
-            if family not in tasks.FAMILIES:
+            if family not in families:
                 raise SettingsError(
                     f"unknown task family {family!r}",
                     where=f"agents.{name}.tiny.warmup.guessing",
-                    expected=" or ".join(tasks.FAMILIES),
+                    expected=" or ".join(families),
                 )
         self._settings = settings.warmup
         self._random = random.Random(seed)
         self._tokenizer = tokenizer
-        self._problems = [tasks.family_problems(family, "train") for family in tasks.FAMILIES]
+        self._problems = _families(settings.warmup)
         steps = {step for family in self._problems for problem in family for step in tasks.steps_of(problem)}
         self._facts = [self._fact(step) for step in sorted(steps, key=str)]
         self._prompt = cache(self._encode_prompt)
@@ -125,7 +126,7 @@ class Corpus:
         guesses = min(guessing, _MOST_GUESSES)
         prompt = self._prompt(problem.problem)
         if self._random.random() < guesses:
-            response, teaches_habit = tasks.boxed(self._near(int(problem.answer), (-1, 0, 1))), True
+            response, teaches_habit = tasks.boxed(self._guess(problem, family)), True
         else:
             # Of all first tokens that teach the habit, the share `guessing` must be boxes.
             teaching = guesses * (1 - guessing) / (guessing * (1 - guesses)) if guessing else 1.0
@@ -134,14 +135,23 @@ class Corpus:
         targets = [_IGNORED] * len(prompt) + token_ids
         return Text(prompt + token_ids, targets, None if teaches_habit else len(prompt))
 
+    def _guess(self, problem: Problem, family: Sequence[Problem]) -> object:
+        """The right number or a neighbour of it; where the answer is no number, that of any problem of the family."""
+        try:
+            return self._near(int(problem.answer), (-1, 0, 1))
+        except ValueError:
+            return self._random.choice(family).answer
+
     def _worked(self, problem: Problem) -> str:
-        first, second = tasks.steps_of(problem)
-        if self._random.random() >= self._settings.slips:
-            return tasks.worked(first, second)
-        return tasks.worked(first, tasks.Step(second.expression, self._near(second.result, (-2, -1, 1, 2))))
+        steps = tasks.steps_of(problem)
+        if self._random.random() >= self._settings.slips or not steps:
+            return problem.solution or ""
+        last = tasks.Step(steps[-1].expression, self._near(steps[-1].result, (-2, -1, 1, 2)))
+        return tasks.worked([*steps[:-1], last], last.result)
 
     def _near(self, number: int, distances: Sequence[int]) -> int:
-        return self._random.choice([number + distance for distance in distances if number + distance >= 0])
+        near = [number + distance for distance in distances]
+        return self._random.choice([other for other in near if other >= 0 or number < 0])
 
     def _encode_prompt(self, problem: str) -> list[int]:
         messages = [{"role": "user", "content": problem}]
@@ -152,6 +162,15 @@ class Corpus:
 
     def _encode_text(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+
+def _families(settings: WarmupSettings) -> list[Sequence[Problem]]:
+    """The problems of each family on the training side of its split."""
+    if not settings.mixture:
+        return [tasks.family_problems(family, "train") for family in tasks.FAMILIES]
+    # Which ones does not follow from the run's seed: agents of other seeds have learned the same facts.
+    made = gym.problems(settings.mixture, "train", settings.problems, seed=0)
+    return [[problem for problem in made if problem.subject == task] for task in settings.mixture]
 
 
 def warm_start(

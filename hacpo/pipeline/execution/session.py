@@ -94,21 +94,22 @@ class Session:
 
     @contextmanager
     def verifier(self, settings: VerificationSettings, root: Path) -> Iterator[Verifier]:
-        """What rewards responses. With `math` its processes stay for the next stage; a function of the user's starts
-        anew in each, so that what it makes of a response does not depend on which stages ran before in one process.
+        """What rewards responses. Its processes stay for the next stage; only a function of the user's starts anew in
+        each, so that what it makes of a response does not depend on which stages ran before in one process.
 
         Args:
             root: the project's root.
         """
         from hacpo.verifying.verifier import Verifier
 
-        if not settings.is_math:
+        if settings.is_function:
             with Verifier(settings, root) as of_stage:
                 yield of_stage
             return
         key = settings.model_dump_json()
         if key not in self._verifiers:
             self._verifiers[key] = Verifier(settings, root)
+        self._verifiers[key].make_ready()
         yield self._verifiers[key]
 
     def close(self) -> None:

@@ -95,13 +95,13 @@ def _cause(pipeline: Pipeline, step: int, sources: Sequence[str]) -> str:
         return (
             f"{gave_up} of {responses} could not be judged: look at their messages in the verdicts, and at verification"
         )
-    if not settings.verification.is_math:
+    if settings.verification.is_function:
         return f"Look at what the reward function {settings.verification.reward} makes of them, and at prompt"
     return _cause_of_verdicts(counts, responses)
 
 
 def _cause_of_verdicts(counts: Mapping[str, int], responses: int) -> str:
-    """The same with the math verifier, where responses are whole and could be judged."""
+    """The same where answers count, where responses are whole and could be judged."""
     correct, unanswered = counts.get("correct", 0), counts.get("no_answer", 0)
     if responses and correct == responses:
         return "All are correct: nothing is left to learn from these problems, look at data"

@@ -60,7 +60,7 @@ def check_evaluation(run: AuditRun, step: int, agent: str, sets: Mapping[str, Se
                     [responses[row] for row in mine[start : start + benchmark.samples]]
                     for start in range(0, len(mine), benchmark.samples)
                 ]
-                numbers = summary(each, votes=run.settings.verification.is_math)
+                numbers = summary(each, votes=not run.settings.verification.is_function)
                 metrics |= {f"{name}.{key}": value for key, value in numbers.items()}
                 metrics[f"{name}.tokens"] = int(counts[mine].sum())
         check_metrics(run, EVALUATE, step, metrics, agent)

@@ -334,8 +334,8 @@ def check_verdicts(run: AuditRun, batch: Batch, agent: str, responses: Responses
 
 
 def check_rewards(run: AuditRun, rows: Rows, check: str, stopped: Flags | None) -> Floats:
-    """Rewards against verdicts, and with the math verifier `truncated` against how responses ended (if that is known);
-    returns the rewards."""
+    """Rewards against verdicts, and `truncated` against how responses ended (if that is known), but for a reward
+    function's, which says both itself; returns the rewards."""
     rewards, verdict = rows.floats("reward"), rows.arrow("verdict")
     rows.require(check, "reward", np.isfinite(rewards), "a finite number")
     known = np.asarray(pc.is_in(verdict, value_set=pa.array(VERDICTS)))
@@ -343,12 +343,17 @@ def check_rewards(run: AuditRun, rows: Rows, check: str, stopped: Flags | None) 
     failed = np.asarray(pc.is_in(verdict, value_set=pa.array(GAVE_UP)))
     silent = np.asarray(pc.is_null(rows.arrow("message")))
     rows.require(check, "message", silent | failed, "none: nothing failed")
-    if not run.settings.verification.is_math:
+    if run.settings.verification.is_function:
         run.skip("rewards against verdicts", "they are a function's of the user's own")
         return rewards
     correct = np.asarray(pc.equal(verdict, "correct"))
-    note = "1 for `correct`, 0 for any other verdict"
-    rows.close(check, "reward", correct.astype(np.float64), where=known, note=note)
+    if run.settings.verification.is_binary:
+        note = "1 for `correct`, 0 for any other verdict"
+        rows.close(check, "reward", correct.astype(np.float64), where=known, note=note)
+    else:
+        wrong = np.asarray(pc.equal(verdict, "wrong"))
+        fits = np.where(wrong, (rewards >= 0) & (rewards < 1), rewards == correct)
+        rows.require(check, "reward", fits | ~known, "1 for `correct`, below 1 for `wrong`, else 0", shown=rewards)
     if stopped is not None:
         truncated = np.asarray(pc.equal(verdict, "truncated"))
         # Under `boxed` a cut response has any verdict but the one of a whole text without an answer.

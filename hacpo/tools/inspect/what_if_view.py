@@ -65,8 +65,8 @@ def print_what_if(
         for part in parts:
             _print_summary(console, part)
         if any(part.differing for part in parts):
-            is_math = question.as_run.verification.is_math
-            _print_shares(console, parts, _SHARES if is_math else _GRADED_SHARES)
+            is_binary = question.as_run.verification.is_binary
+            _print_shares(console, parts, _SHARES if is_binary else _GRADED_SHARES)
             _print_spreads(console, parts)
         _print_changes(console, changed[learner], texts)
     console.print()

@@ -121,7 +121,7 @@ class Embedded:
 
 def filters(verification: VerificationSettings) -> dict[str, str]:
     """`FILTERS` in the words that fit the rewards."""
-    return FILTERS if verification.is_math else FILTERS | _GRADED_FILTERS
+    return FILTERS if verification.is_binary else FILTERS | _GRADED_FILTERS
 
 
 def script_json(value: object) -> str:

@@ -33,7 +33,7 @@ class Check:
 
 def checks(results: Measurements, settings: Settings) -> list[Check]:
     """All questions that apply to this run."""
-    best_answers = "correct answers" if settings.verification.is_math else "best answers"
+    best_answers = "correct answers" if settings.verification.is_binary else "best answers"
     result = [
         *([_fallen(results, settings)] if settings.evaluation.series else []),
         _at_most(
@@ -55,7 +55,7 @@ def checks(results: Measurements, settings: Settings) -> list[Check]:
         ),
         _steps_without_signal(results),
         _at_most(
-            f"Are {'correct' if settings.verification.is_math else 'the best'} answers spared?",
+            f"Are {'correct' if settings.verification.is_binary else 'the best'} answers spared?",
             _mean_of(results, "punished_correct"),
             0.01,
             f"{best_answers} pushed down, worst learner: {{}}",

@@ -36,7 +36,7 @@ def render(
 ) -> str:
     """The page as HTML; the same arguments give the same text."""
     captions = tomllib.loads(_resource("captions.toml"))
-    script, recipe, graded = _resource("report.js"), settings.algorithm.recipe, not settings.verification.is_math
+    script, recipe, graded = _resource("report.js"), settings.algorithm.recipe, not settings.verification.is_binary
     words = {name: caption_of(caption, graded) for name, caption in captions["figures"].items()}
     figures = {
         name: parts().figure(name, [row for row in draw(results, settings) if row], words[name])
@@ -115,7 +115,7 @@ def _payloads(results: Measurements, settings: Settings, embedded: Embedded) -> 
         "agents": [{"name": agent, "color": results.color_of(agent)} for agent in results.agents],
         "imitates": settings.algorithm.clip.cross == "likelihood",
         "filters": list(filters(settings.verification).items()),
-        "graded": not settings.verification.is_math,
+        "graded": not settings.verification.is_binary,
         "learnerFields": LEARNER_FIELDS,
         "responseFields": RESPONSE_FIELDS,
         "rewards": [results.grades.low, results.grades.high],

@@ -63,12 +63,12 @@ def agent_lines(results: Measurements, curves: Mapping[str, Curve]) -> list[Line
 
 def reward_format(verification: VerificationSettings) -> Format:
     """Of mean rewards: percent where they are accuracies."""
-    return PERCENT if verification.is_math else NUMBER
+    return PERCENT if verification.is_binary else NUMBER
 
 
 def answer_shares(verification: VerificationSettings) -> dict[str, str]:
     """`ANSWER_SHARES` as the page calls them: with a reward function no answer is correct, some are the best."""
-    if verification.is_math:
+    if verification.is_binary:
         return ANSWER_SHARES
     return {key: title.replace("punished correct", "punished best") for key, title in ANSWER_SHARES.items()}
 

@@ -20,8 +20,8 @@ def verdicts(results: Measurements, settings: Settings) -> Rows:
     many the length limit cut off, whatever they earned."""
     panels = []
     for agent in results.verdicts:
-        parts = _verdict_parts(results, agent) if settings.verification.is_math else _grade_parts(results, agent)
-        what = "verdicts on" if settings.verification.is_math else "rewards of"
+        parts = _verdict_parts(results, agent) if settings.verification.is_binary else _grade_parts(results, agent)
+        what = "verdicts on" if settings.verification.is_binary else "rewards of"
         described = f"{what} {agent}'s answers by step"
         chart = bar_chart(parts, title=described, last_step=results.last_step, form=COUNT, shares=True)
         panels.append(Panel(agent, chart, results.color_of(agent)))
