@@ -209,7 +209,7 @@ def _misfit(
     problem_ids: Sequence[str], per_agent: Mapping[str, pa.Table], group_size: int, where: object
 ) -> ArtifactError:
     """The error that names a response which `in_order` lacks, or has too many."""
-    found = Counter(
+    drawn = Counter(
         (problem, agent, sample)
         for agent, table in per_agent.items()
         for problem, sample in zip(table["problem_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
@@ -217,13 +217,13 @@ def _misfit(
     wanted = {
         (problem, agent, sample) for problem in problem_ids for agent in per_agent for sample in range(group_size)
     }
-    odd = sorted(found.keys() ^ wanted) or [key for key, times in found.items() if times > 1] or [next(iter(found))]
+    odd = sorted(drawn.keys() ^ wanted) or [key for key, times in drawn.items() if times > 1] or [next(iter(drawn))]
     problem, agent, sample = odd[0]
     return ArtifactError(
-        f"{'unexpected or repeated' if odd[0] in found else 'no'} response {sample} of {agent} to problem {problem!r}",
+        f"{'unexpected or repeated' if odd[0] in drawn else 'no'} response {sample} of {agent} to problem {problem!r}",
         where=where,
         expected=f"{len(problem_ids) * len(per_agent) * group_size} responses",
-        found=found.total(),
+        found=drawn.total(),
         remedy="repeat generate and verify of this step",
     )
 

@@ -81,23 +81,23 @@ def _shares(weights: Mapping[str, float], count: int) -> dict[str, int]:
 
 
 def _problems_of(task: str, options: Mapping[str, Any], split: Split, count: int, seed: int) -> list[Problem]:
-    found: dict[str, Problem] = {}
+    drawn: dict[str, Problem] = {}
     since = 0
     entries = _entries(task, options, derive_seed(seed, "reasoning_gym", task))
-    while len(found) < count:
+    while len(drawn) < count:
         entry = next(entries)
         since += 1
         question = entry["question"]
-        if split_of(question) == split and question not in found and _fits_a_box(entry["answer"]):
-            found[question], since = _problem(task, options, entry), 0
+        if split_of(question) == split and question not in drawn and _fits_a_box(entry["answer"]):
+            drawn[question], since = _problem(task, options, entry), 0
         if since > _IN_VAIN:
             raise DataError(
                 f"there are not enough different {split} problems of reasoning_gym's task {task!r}",
                 expected=count,
-                found=len(found),
+                found=len(drawn),
                 remedy="ask for fewer, give the task a smaller weight, or options with more to choose from",
             )
-    return list(found.values())
+    return list(drawn.values())
 
 
 def _entries(task: str, options: Mapping[str, Any], seed: int) -> Iterator[dict[str, Any]]:

@@ -55,11 +55,11 @@ def _sum(metadata: Mapping[str, Any]) -> list[Step]:
 
 
 def _equation(metadata: Mapping[str, Any]) -> list[Step]:
-    found = _LINEAR.fullmatch(metadata["equation"])
-    if found is None:
+    parts = _LINEAR.fullmatch(metadata["equation"])
+    if parts is None:
         return []
-    before, before_sign, factor, after_sign, after = found.groups()[:5]
-    right, steps = int(found[6]), []
+    before, before_sign, factor, after_sign, after = parts.groups()[:5]
+    right, steps = int(parts[6]), []
     if before is not None and after is not None:
         return []
     if before_sign == "-":  # 12 - 3x = -6: 3x is 12 + 6
@@ -98,10 +98,10 @@ def _multiple(metadata: Mapping[str, Any]) -> list[Step]:
 
 
 def _product(metadata: Mapping[str, Any]) -> list[Step]:
-    found = _PRODUCT.fullmatch(metadata["expression"])
-    if found is None:
+    factors = _PRODUCT.fullmatch(metadata["expression"])
+    if factors is None:
         return []
-    small, large = sorted(map(int, found.groups()))
+    small, large = sorted(map(int, factors.groups()))
     if small > 9:
         return []
     if large < 10:

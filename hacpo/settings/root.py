@@ -282,7 +282,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _gym_scores_gym(self) -> Settings:
         by_gym = self.verification.is_gym
-        for name in sorted({self.data.train, *(one.data for one in self.evaluation.benchmarks.values())}):
+        for name in sorted({self.data.train, *(benchmark.data for benchmark in self.evaluation.benchmarks.values())}):
             task = self.data.sets[name].task
             if task == "reasoning_gym" and self.verification.is_math:
                 raise ValueError(

@@ -26,12 +26,12 @@ def require() -> None:
         NotInstalledError: it is not.
     """
     try:
-        found = importlib.metadata.version("reasoning-gym")
+        installed = importlib.metadata.version("reasoning-gym")
     except importlib.metadata.PackageNotFoundError:
         raise NotInstalledError("reasoning-gym is not installed; run `pip install 'hacpo[gym]'`") from None
-    if found != VERSION:
+    if installed != VERSION:
         raise NotInstalledError(
-            f"reasoning-gym {found} is installed, and the scorers of {VERSION} were read; "
+            f"reasoning-gym {installed} is installed, and the scorers of {VERSION} were read; "
             "run `pip install 'hacpo[gym]'`"
         )
 

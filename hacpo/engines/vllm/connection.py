@@ -158,11 +158,11 @@ class Connection:
             async with gate:
                 answer = await self._answer(lambda: self._received(client, "POST", path, body, {}, most), path)
                 with self.as_vllm_answers():
-                    found = read(answer, body)
+                    result = read(answer, body)
             done += 1
             if on_progress:
                 on_progress(done, len(bodies))
-            return found
+            return result
 
         try:
             async with httpx2.AsyncClient(**self._options) as client, asyncio.TaskGroup() as group:

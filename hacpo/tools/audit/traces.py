@@ -98,8 +98,8 @@ def _rows(run: AuditRun, content: Content, ids: Any, pass_b: Ints) -> Rows:
     def named(identity: Any, pass_: Any) -> Any:
         return pc.binary_join_element_wise(identity, pa.array(pass_).cast(pa.string()), " in pass ")
 
-    found = np.asarray(content.arrow["update"], dtype=np.int64) // run.settings.updates_per_pass
-    rows = named(content.arrow["rollout_id"].combine_chunks(), found)
+    seen_in = np.asarray(content.arrow["update"], dtype=np.int64) // run.settings.updates_per_pass
+    rows = named(content.arrow["rollout_id"].combine_chunks(), seen_in)
     return Rows(run, replace(content, arrow=content.arrow.append_column("row", rows)), "row", named(ids, pass_b))
 
 

@@ -149,7 +149,7 @@ def _made_otherwise(layout: Layout, settings: Settings, agent: str, last: int) -
         then = parquet.read_metadata(trace)["settings"]
         if not isinstance(then, dict):
             raise ArtifactError("holds no settings", where=trace)
-        if settings_of.changed(then, now, in_both=True):
+        if settings_of.changed(settings_of.spoken_out(then), settings_of.spoken_out(now), in_both=True):
             steps.append(step)
     return tuple(steps)
 
