@@ -1,7 +1,7 @@
 """Bytes of a step's tables, and the time to write and read them; see `bench` and `files_work`.
 
-Two agents that were trained for a minute on pieces of docs/ answer arithmetic problems in about a hundred tokens, with
-a number in a box at the end, so that some are right. HACPO_BENCH_ROLLOUTS: how many responses in all (10,000).
+Two agents that were trained for half a minute on pieces of docs/ answer arithmetic problems in about a hundred tokens,
+with a number in a box at the end, so that some are right. HACPO_BENCH_ROLLOUTS: how many responses in all (10,000).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COLUMNS = {
 }
 """Columns that are counted by themselves."""
 
-_PARAMS = f"""
+_PARAMS = """
 seed: 1
 steps: 2
 agents: {{ada: {{model: models/ada}}, bo: {{model: models/bo}}}}
@@ -39,8 +39,8 @@ data:
   sets:
     arithmetic/train: {{task: arithmetic, split: train, problems: 1600}}
     arithmetic/heldout: {{task: arithmetic, split: heldout, problems: 2}}
-sampling: {{group_size: {_GROUP}, max_new_tokens: 128}}
-batch: {{prompts: {{prompts}}, minibatch_prompts: {{prompts}}}}
+sampling: {{group_size: {group}, max_new_tokens: 128}}
+batch: {{prompts: {prompts}, minibatch_prompts: {prompts}}}
 optimizer: {{learning_rate: 1.0e-5}}
 engine: {{name: transformers, device: cpu, threads: 1}}
 evaluation: {{every: 100, benchmarks: {{heldout: {{data: arithmetic/heldout}}}}}}
@@ -86,7 +86,7 @@ def _make(side: Side, folder: Path) -> None:
         _work(side, folder, "model", str(folder / "models" / agent), str(seed))
     params = folder / "pipelines" / "text" / "params.yaml"
     params.parent.mkdir(parents=True)
-    params.write_text(_PARAMS.format(prompts=_ROLLOUTS // _GROUP // len(_AGENTS)))
+    params.write_text(_PARAMS.format(group=_GROUP, prompts=_ROLLOUTS // _GROUP // len(_AGENTS)))
     (folder / ".dvcignore").write_text((side.root / ".dvcignore").read_text())
     side.run("dvc", "init", "--quiet", "--no-scm", at=folder)
     side.run("hacpo", "run", "pipelines/text", "--until", "1", at=folder)

@@ -14,12 +14,12 @@ from hacpo.artifacts.tables import TABLES, step_dir
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _SEQUENCES, _VOCABULARY = (60, 130), 2048
-_TRAINING_SECONDS, _REPEATS = 60.0, 5
+_TRAINING_SECONDS, _REPEATS = 30.0, 5
 _OPTIONS = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def model(folder: Path, seed: int) -> None:
-    """Train a language model on pieces of docs/ that end with a box, for a minute of processor time."""
+    """Train a language model on pieces of docs/ that end with a box, for half a minute of processor time."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
