@@ -22,7 +22,10 @@ STAGES = [*hacpo.stages.ORDER, *sorted(_MODULES.difference(hacpo.stages.ORDER))]
 """The stages' commands, of each module there the function of its name: in the order of the pipeline."""
 
 _PLACES = {
-    **{name: f"hacpo.commands.{name}" for name in ("run", "copy", "serve", "status", "plan", "estimate")},
+    **{
+        name: f"hacpo.commands.{name}"
+        for name in ("run", "sweep", "compare", "copy", "serve", "status", "plan", "estimate")
+    },
     **{name: f"hacpo.stages.{name}" for name in STAGES},
     **{name: f"hacpo.commands.{name}" for name in ("audit", "show")},
     "what-if": "hacpo.commands.what_if",

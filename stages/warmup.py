@@ -33,10 +33,11 @@ def warmup(stage: Stage) -> None:
             if settings.adapter is not None:
                 check_adapter(settings.tiny, settings.adapter, f"agents.{agent}.adapter")
             torch.set_num_threads(stage.settings.engine.threads or torch.get_num_threads())
+            assert stage.settings.start_seed is not None  # `params.load` fills it in
             stage.metrics |= warm_start(
                 agent,
                 settings.tiny,
-                derive_seed(stage.settings.seed, stage.name, agent),
+                derive_seed(stage.settings.start_seed, stage.name, agent),
                 scratch,
                 on_progress=lambda done, total, loss: stage.progress(done, total, loss=loss),
                 limit=stage.limit,

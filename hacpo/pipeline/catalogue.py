@@ -286,7 +286,7 @@ WARMUP = StageSpec(
     "warmup",
     "start",
     "agent",
-    settings=("seed", *_START, "engine.threads"),
+    settings=("start_seed", *_START, "engine.threads"),
     reads=(),
     writes=(this(CHECKPOINT),),
     outside=_model_folder,

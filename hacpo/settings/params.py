@@ -46,7 +46,7 @@ def read_params(path: Path) -> dict[str, Any]:
     """
     result: dict[str, Any] = {}
     for _, content in reversed(_chain(path)):
-        result = _patched(result, content)
+        result = laid_over(result, content)
     return result
 
 
@@ -65,12 +65,13 @@ def _chain(path: Path) -> list[tuple[Path, dict[str, Any]]]:
     return chain
 
 
-def _patched(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def laid_over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they are written, with others laid over them as by a file that `extends` theirs."""
     result = dict(base)
     for key, value in changes.items():
         if isinstance(value, Mapping):
             inner = result.get(key)
-            result[key] = _patched(inner if isinstance(inner, Mapping) else {}, value)
+            result[key] = laid_over(inner if isinstance(inner, Mapping) else {}, value)
         elif value is None and key in result:
             del result[key]
         else:
@@ -105,7 +106,7 @@ def resolve(raw: Mapping[str, Any], *, where: object = "settings") -> Settings:
     """
     tree = _with_recipe(raw, where)
     try:
-        return _with_draws(_with_schedule(Settings.model_validate(tree)))
+        return _with_draws(_with_schedule(_with_start(Settings.model_validate(tree))))
     except ValidationError as error:
         raise _one_line(error, where) from None
 
@@ -140,6 +141,11 @@ def _with_recipe(raw: Mapping[str, Any], where: object) -> dict[str, Any]:
             )
         tree["algorithm"] = merged({"recipe": recipe, **RECIPES[recipe]}, algorithm)
     return tree
+
+
+def _with_start(settings: Settings) -> Settings:
+    """The seed of the starts filled in: `warmup` reads it, and need not read the run's."""
+    return settings if settings.start_seed is not None else settings.model_copy(update={"start_seed": settings.seed})
 
 
 def _with_schedule(settings: Settings) -> Settings:
@@ -183,7 +189,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
             raise SettingsError("the value is not valid YAML", where=f"--set {override}") from None
         # A block is merged key by key, as under `extends`.
         both = isinstance(value, dict) and isinstance(node.get(leaf), dict)
-        node[leaf] = _patched(node[leaf], value) if both else value
+        node[leaf] = laid_over(node[leaf], value) if both else value
     return resolve(raw, where=f"{path} with --set {' --set '.join(overrides)}" if overrides else path)
 
 
@@ -198,10 +204,15 @@ def _one_line(error: ValidationError, where: object) -> SettingsError:
     return _line(first, where)
 
 
-def _line(item: ErrorDetails, where: object) -> SettingsError:
+def refusal(error: ValidationError, where: object, model: type[BaseModel]) -> SettingsError:
+    """One line for the first thing that is wrong with a file that is no params.yaml."""
+    return _line(error.errors()[0], where, model)
+
+
+def _line(item: ErrorDetails, where: object, model: type[BaseModel] = Settings) -> SettingsError:
     location = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        known = _known_keys(item["loc"][:-1])
+        known = _known_keys(item["loc"][:-1], model)
         near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
         return SettingsError(
             f"unknown key {location!r}",
@@ -209,7 +220,11 @@ def _line(item: ErrorDetails, where: object) -> SettingsError:
             remedy=f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}",
         )
     if item["type"] == "missing":
-        return SettingsError(f"{location!r} is missing", where=where, remedy="see docs/settings.md")
+        return SettingsError(
+            f"{location!r} is missing",
+            where=where,
+            remedy=f"see {'docs/settings.md' if model is Settings else 'the documentation'}",
+        )
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "value_error":
         return SettingsError(f"{location}: {message}" if location else message, where=where)
@@ -220,8 +235,7 @@ def _of_an_agent(location: Sequence[int | str]) -> bool:
     return location[:1] == ("agents",) and location[2:3] != () and location[2] in INHERITED
 
 
-def _known_keys(location: Iterable[int | str]) -> list[str]:
-    model: type[BaseModel] = Settings
+def _known_keys(location: Iterable[int | str], model: type[BaseModel]) -> list[str]:
     for part in location:
         field = model.model_fields.get(str(part))
         if field is None:
@@ -292,6 +306,8 @@ def recorded(path: Path) -> dict[str, Any]:
         block, _, name = key.partition(".")
         if isinstance(inner := tree.setdefault(block, {}), dict):
             inner.setdefault(name, value)
+    if "seed" in tree:
+        tree.setdefault("start_seed", tree["seed"])
     return tree
 
 

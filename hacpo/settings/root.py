@@ -137,6 +137,12 @@ class Settings(Section):
     """Everything a run depends on."""
 
     seed: int = knob(doc="Every random choice derives from it.", ge=0)
+    start_seed: int | None = knob(
+        None,
+        doc="What the warm-up of agents made from scratch derives from instead, so that runs of different `seed` may "
+        "begin with the same agents (docs/sweep.md). null: `seed`.",
+        ge=0,
+    )
     steps: int = knob(doc="T: training steps.", unit="steps", ge=1, le=9999)
     agents: dict[str, AgentSettings] = knob(doc="Name -> agent; any number of them.", min_length=1)
     algorithm: AlgorithmSettings

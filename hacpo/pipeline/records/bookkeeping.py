@@ -28,6 +28,7 @@ from hacpo.pipeline.records.order import is_checkpoint
 from hacpo.pipeline.records.parameters import parsed_once
 
 _GIVE_BACK_SECONDS = 10.0
+_LOOK_SECONDS = 0.01
 _LISTING = re.compile(r"/\.[\w-]+\.tmp(\.with_meta)?")
 """What DVC calls the list of a folder's files that it keeps in memory (`Tree.digest`)."""
 
@@ -169,13 +170,16 @@ class Books:
         from dvc.lock import LockError
 
         deadline = time.monotonic() + wait_seconds
+        # DVC itself looks twice a second: runs side by side would wait far longer than the others work.
+        try_once = getattr(self.repo.lock, "_do_lock", self.repo.lock.lock)
         while True:
             try:
-                self.repo.lock.lock()
+                try_once()
                 return
             except LockError as error:
                 if refusal(error) is not None:  # it is not held: it cannot be
                     raise refused(self._tmp, error) from None
+                time.sleep(_LOOK_SECONDS)
                 if time.monotonic() > deadline:
                     raise BusyError(
                         "another DVC command holds this project",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacpo.artifacts.storage import refused
+from hacpo.artifacts.storage import refused, remove
 from hacpo.artifacts.tables import step_of
 from hacpo.artifacts.text_files import load_json, read_text
 from hacpo.pipeline.project import Pipeline
@@ -67,6 +67,11 @@ class Seen:
         except OSError as error:
             raise refused(scratch, error) from None
         return moment
+
+    def forget(self) -> None:
+        """Remove the notes."""
+        if self._folder is not None:
+            remove(self._folder)
 
     def is_unchanged(self, name: str) -> bool:
         """Whether all that a note covers is as it was; False where there is none.

@@ -8,6 +8,7 @@ until it is whole: no other command works on it before, and the next copy to it 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ from hacpo.artifacts.layout import LOCKS
 from hacpo.artifacts.model_folder import check_checkpoint, copy_file
 from hacpo.errors import MissingInputError, SettingsError
 from hacpo.pipeline.catalogue import RESOLVE, WARMUP
-from hacpo.pipeline.execution.session import ConsoleProgress
+from hacpo.pipeline.execution.session import ConsoleProgress, ProgressSink
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.locking.locks import driver_lock
 from hacpo.pipeline.policies import check_policy
@@ -68,12 +69,54 @@ def copy_run(source: Pipeline, folder: Path) -> list[str]:
             with _in_making(target):
                 with storage.atomic(folder / "params.yaml") as scratch:
                     scratch.write_text(_params(source.folder, folder), encoding="utf-8")
-                _begin(source, Pipeline.open(folder, within=True), books, shared)
+                _begin(source, Pipeline.open(folder, within=True), books, shared, ConsoleProgress())
     except BaseException:
         if not folder.exists():
             storage.remove(target.layout.root)  # the locks
         raise
     return shared
+
+
+def share_start(source: Pipeline, target: Pipeline, agents: Sequence[str]) -> list[str]:
+    """Give a run that is described, and whose agents have no start yet, those of another run; returns whose.
+
+    As `copy_run` does: by hard link, recorded in DVC as after making them. An agent whose warm-up settings differ
+    between the two is not among them, nor one whose start the target has. Killed at any moment, the next call, or a
+    run, goes on.
+
+    Raises:
+        BusyError: somebody works on the target.
+        HacpoError: the target's settings cannot be used.
+    """
+    books = Books(source.root)
+    with books.claimed(target.layout.root), driver_lock(target.layout, command="hacpo sweep"):
+        with books.open():
+            lacking = [agent for agent in agents if agent not in _current_starts(target, books)]
+            current = _current_starts(source, books) if lacking else []
+        shared = [agent for agent in lacking if agent in current and same_start(source, target, agent)]
+        for agent in shared:
+            check_policy(source, 0, agent)
+        if shared:
+            _begin(source, target, books, shared, _Silent())
+    return shared
+
+
+class _Silent(ConsoleProgress):
+    """Says nothing of the settings that are resolved."""
+
+    def finished(self, stage: str, summary: str) -> None:
+        """Nobody waits for it."""
+
+
+def same_start(one: Pipeline, other: Pipeline, agent: str) -> bool:
+    """Whether two runs say the same of all that an agent's start is made from."""
+    return all(agent in run.settings.agents for run in (one, other)) and start_of(one, agent) == start_of(other, agent)
+
+
+def start_of(pipeline: Pipeline, agent: str) -> str:
+    """What decides which start an agent has, as text: its name and what `warmup` reads."""
+    read = params.reads(pipeline.settings, WARMUP.settings, agent)
+    return json.dumps([agent, read, WARMUP.outside(pipeline, agent)], sort_keys=True)
 
 
 def _check_free(target: Pipeline) -> None:
@@ -161,10 +204,10 @@ def _params(source: Path, target: Path) -> str:
     return _EXTENDS.sub(moved, (source / "params.yaml").read_text(encoding="utf-8"))
 
 
-def _begin(source: Pipeline, target: Pipeline, books: Books, shared: Sequence[str]) -> None:
+def _begin(source: Pipeline, target: Pipeline, books: Books, shared: Sequence[str], progress: ProgressSink) -> None:
     """Stamp the new run, resolve its settings, and record the starts that it shares."""
     stamp(target)
-    with Workers(0, ConsoleProgress()) as workers:
+    with Workers(0, progress) as workers:
         for _, group in stage_groups(target, books, 0):
             for stage in group:
                 if command_of(stage) == RESOLVE.command:

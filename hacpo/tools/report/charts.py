@@ -13,10 +13,26 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from hacpo.tools.report.markup import parts
-from hacpo.tools.report.scales import PERCENT, Format, Scale, linear_scale, share_scale, spread, step_ticks
+from hacpo.tools.report.scales import (
+    PERCENT,
+    Format,
+    Scale,
+    count,
+    linear_scale,
+    share_scale,
+    short_count,
+    spread,
+    step_ticks,
+)
 
 HEIGHT = 180
 """Of the plot, in CSS pixels; all vertical coordinates are pixels."""
+
+_FEW = 1000
+"""Of what is counted in whole numbers, up to which these are written in full."""
+
+STEP = "step"
+"""What the horizontal axis counts, if nothing else is said."""
 
 _WIDTH = 1000
 _MOST_POINTS = 300
@@ -70,11 +86,13 @@ def line_chart(
     form: Format,
     scale: Scale | None = None,
     rules: Sequence[Rule] = (),
+    axis: str = STEP,
 ) -> Markup:
     """Lines over steps 0..`last_step`.
 
     Args:
         title: what the chart shows, for those who cannot see it.
+        axis: what is counted on the horizontal axis; all that is said of steps here is then said of that.
         scale: the vertical axis; by default a linear one that holds all values, for shares within 0 and 1.
     """
     lines = [line for line in lines if line.values]
@@ -102,11 +120,18 @@ def line_chart(
             shapes.append((f"dots {line.color}", "".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)))
     labels += _end_labels([line for line in lines if line.label], scale, form)
     header = [(line.name, line.color) for line in lines]
-    rows = [(step, step / width, [_cell(line, step, form) for line in lines]) for step in steps]
+    named = str if axis == STEP else count
+    rows = [(named(step), step / width, [_cell(line, step, form) for line in lines]) for step in steps]
     gutter = max((len(line.name) for line in lines if line.label), default=0)
-    ticks = [(step, step / width) for step in step_ticks(0, width)]
-    drawn = _frame(title, shapes, labels, ticks, scale, form, gutter)
-    return Markup(drawn + parts().numbers(title, header, rows))
+    drawn = _frame(title, shapes, labels, _ticks(width, axis), scale, form, gutter, axis)
+    return Markup(drawn + parts().numbers(title, header, rows, axis))
+
+
+def _ticks(width: int, axis: str) -> list[tuple[str, float]]:
+    """Labels of the horizontal axis, and where."""
+    if axis == STEP or width <= _FEW:
+        return [(str(step), step / width) for step in step_ticks(0, width)]
+    return [(short_count(tick), tick / width) for tick in linear_scale([], low=0.0, high=width).ticks]
 
 
 def bar_chart(
@@ -223,12 +248,13 @@ def _frame(
     title: str,
     shapes: Sequence[tuple[str, str]],
     labels: Sequence[Markup],
-    step_labels: Sequence[tuple[int, float]],
+    step_labels: Sequence[tuple[object, float]],
     scale: Scale,
     form: Format,
     gutter: int,
+    axis: str = STEP,
 ) -> Markup:
     """The drawing with its axes; `shapes` are (class, path)."""
     ticks = [(f"{_y(tick, scale):.1f}", form.axis(tick, scale.distance)) for tick in scale.ticks]
     right = f"{min(gutter, 14) * 0.58 + 1.1:.1f}em" if gutter else "0.8em"
-    return Markup(parts().chart(title, shapes, labels, ticks, step_labels, right, _WIDTH, HEIGHT))
+    return Markup(parts().chart(title, shapes, labels, ticks, step_labels, right, _WIDTH, HEIGHT, axis))

@@ -35,8 +35,8 @@ def render(
     embedded: Embedded,
 ) -> str:
     """The page as HTML; the same arguments give the same text."""
-    captions = tomllib.loads(_resource("captions.toml"))
-    script, recipe, graded = _resource("report.js"), settings.algorithm.recipe, not settings.verification.is_binary
+    captions = tomllib.loads(resource("captions.toml"))
+    script, recipe, graded = resource("report.js"), settings.algorithm.recipe, not settings.verification.is_binary
     words = {name: caption_of(caption, graded) for name, caption in captions["figures"].items()}
     figures = {
         name: parts().figure(name, [row for row in draw(results, settings) if row], words[name])
@@ -47,9 +47,9 @@ def render(
         figures=figures,
         parts=parts(),
         run=run,
-        style=_resource("report.css"),
+        style=resource("report.css"),
         script=script,
-        script_hash=f"sha256-{_digest(f'{chr(10)}{script}{chr(10)}')}",
+        script_hash=script_digest(script),
         settings=settings,
         results=results,
         number=_WORDS.get(len(results.agents), count(len(results.agents))),
@@ -81,12 +81,14 @@ def caption_of(caption: Mapping[str, Any], graded: bool) -> Mapping[str, str]:
     return {**caption, **(caption.get("graded", {}) if graded else {})}
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """One of the files beside this one."""
     return files("hacpo.tools.report").joinpath(name).read_text(encoding="utf-8").strip("\n")
 
 
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def script_digest(script: str) -> str:
+    """What a page's policy names its script by, which stands between line breaks there."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(f'{chr(10)}{script}{chr(10)}'.encode()).digest()).decode()}"
 
 
 def _totals(results: Measurements) -> dict[str, float]:

@@ -66,7 +66,7 @@ function setUpChart(chart) {
     const row = rows[index];
     cursor.hidden = false;
     cursor.style.left = 100 * places[index] + "%";
-    tip.replaceChildren(make("strong", "", "step " + row.cells[0].textContent));
+    tip.replaceChildren(make("strong", "", table.tHead.rows[0].cells[0].textContent + " " + row.cells[0].textContent));
     names.forEach((name, number) => {
       const value = row.cells[number + 1].textContent;
       if (!value) return;

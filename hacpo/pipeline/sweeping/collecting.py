@@ -1,0 +1,38 @@
+"""Results of the cells of a sweep: collected when a run has ended, and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hacpo.errors import ArtifactError
+from hacpo.pipeline.sweeping.cells import PlannedCell
+from hacpo.pipeline.views.results import SCHEMA, results_of, write_results
+
+
+def collect(cell: PlannedCell) -> None:
+    """Write the results of a cell whose run is done; from then on the cell is.
+
+    Raises:
+        HacpoError: the run's tables cannot be read, or the disk refuses.
+    """
+    write_results(cell.results, results_of(cell.pipeline, cell.cell.base, cell.cell.variant), cell.pipeline.settings)
+
+
+def joined(cells: Sequence[PlannedCell]) -> pa.Table:
+    """The results of cells that are done, in the order of the sweep.
+
+    Raises:
+        ArtifactError: a file is damaged.
+    """
+    tables = []
+    for cell in cells:
+        try:
+            tables.append(pq.read_table(cell.results).cast(SCHEMA))
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise ArtifactError(
+                f"cannot be read: {error}", where=cell.results, remedy="remove it, and run the sweep again"
+            ) from None
+    return pa.concat_tables(tables).unify_dictionaries()

@@ -1,0 +1,89 @@
+"""Runs whose results are collected, removed from the disk: a study of hundreds leaves little more than its numbers.
+
+What goes: the run's artifacts, its DVC files, and what DVC's cache has of it and of no other run of the project. Its
+params.yaml stays, so the run can be made again. Killed at any moment, the next call removes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from hacpo.artifacts import storage
+from hacpo.artifacts.text_files import load_json, read_text
+from hacpo.pipeline.locking.locks import driver_lock
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.records.bookkeeping import Books
+from hacpo.pipeline.records.seen import Seen
+
+_OBJECT = re.compile(r"\b[0-9a-f]{32}(?:\.dir)?\b")
+
+
+def is_there(pipeline: Pipeline) -> bool:
+    """Whether there is something of a run to remove."""
+    return pipeline.layout.root.exists() or (pipeline.folder / "dvc.yaml").exists()
+
+
+def discard(pipeline: Pipeline) -> None:
+    """Remove a run but for its params.yaml.
+
+    Raises:
+        BusyError: somebody works on it.
+        StorageError: the disk refuses.
+    """
+    books = Books(pipeline.root)
+    with books.claimed(pipeline.layout.root), driver_lock(pipeline.layout, command="hacpo sweep"), books.open():
+        for path in [*_objects(pipeline, books), *_run_cache(pipeline, books)]:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # DVC has a folder for every note
+        Seen(pipeline, books).forget()
+        for folder in pipeline.layout.root.iterdir():
+            if folder != pipeline.layout.locks:
+                storage.remove(folder)
+        for path in sorted(pipeline.folder.iterdir(), key=lambda path: path.name == "steps"):  # whose locks say what
+            if path.name != "params.yaml":  # is in the cache: last
+                storage.remove(path)
+    storage.remove(pipeline.layout.root)
+
+
+def _objects(pipeline: Pipeline, books: Books) -> Iterator[Path]:
+    """What DVC's cache has that this run's locks name, and no other's. A cache outside the project may serve others."""
+    cache = books.repo.cache.local
+    if not Path(cache.path).resolve().is_relative_to(Path(books.repo.root_dir).resolve()):
+        return
+    here = pipeline.folder.resolve()
+    mine: set[str] = set()
+    others: set[str] = set()
+    for root in (pipeline.root / "pipelines", pipeline.root):
+        for file in root.rglob("dvc.lock") if root.name == "pipelines" else root.glob("dvc.lock"):
+            names = mine if file.resolve().is_relative_to(here) else others
+            names |= set(_OBJECT.findall(read_text(file)))
+    for name in _with_contents(mine - others, cache) - _with_contents(others, cache):
+        yield Path(cache.oid_to_path(name))
+
+
+def _with_contents(names: set[str], cache: object) -> set[str]:
+    """Objects, and those that are in the folders among them."""
+    found = set(names)
+    for name in names:
+        if name.endswith(".dir"):
+            try:
+                found |= {item["md5"] for item in load_json(Path(cache.oid_to_path(name)))}  # type: ignore[attr-defined]
+            except (OSError, ValueError, TypeError, KeyError):
+                continue  # a checkpoint's, which is not in the cache
+    return found
+
+
+def _run_cache(pipeline: Pipeline, books: Books) -> Iterator[Path]:
+    """DVC's notes of what was made of what, by this run's commands."""
+    command = re.compile(rf"^cmd: hacpo \S+ pipelines/{re.escape(pipeline.run)}( |$)", re.MULTILINE)
+    folder = Path(books.repo.stage_cache.cache_dir)
+    for file in folder.glob("*/*/*") if folder.is_relative_to(books.repo.root_dir) else ():
+        try:
+            if command.search(read_text(file)):
+                yield file
+        except (OSError, ValueError):
+            continue

@@ -1,0 +1,86 @@
+"""`hacpo sweep`: make the pipeline folders of a sweep, run what is not done, collect what has ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from hacpo.artifacts import storage
+from hacpo.artifacts.durability import make_folders
+from hacpo.errors import SettingsError
+from hacpo.pipeline.locking.locks import only_one
+from hacpo.pipeline.sweeping.cells import PlannedCell, strays
+from hacpo.pipeline.sweeping.collecting import collect
+from hacpo.pipeline.sweeping.discarding import discard, is_there
+from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
+from hacpo.pipeline.sweeping.sweep_view import SweepView
+from hacpo.pipeline.sweeping.working import SweepWork
+
+_LOCK = ".sweep.lock"
+
+
+def run_sweep(
+    sweep: SweepFile, every: Sequence[PlannedCell], chosen: Sequence[PlannedCell], *, jobs: int, remake: bool
+) -> dict[str, str]:
+    """Run the chosen cells that are not done; returns those that failed, each with a line that says why.
+
+    Args:
+        every: all cells of the sweep.
+        jobs: runs at a time.
+        remake: make cells again whose settings have changed.
+
+    Raises:
+        SettingsError: cells are stale, without `remake`; or a params.yaml is in the way. Nothing was run.
+        BusyError: another `hacpo sweep` works on this one.
+        StorageError: the disk refuses.
+    """
+    group = every[0].group
+    try:
+        make_folders(group)
+    except OSError as error:
+        raise storage.refused(group, error) from None
+    with only_one(group / _LOCK, f"another `hacpo sweep` works on {sweep.folder}"):
+        waiting = [cell for cell in chosen if not cell.done]
+        _check_stale(sweep, waiting, remake=remake)
+        for cell in chosen:
+            cell.write()
+        name = os.path.relpath(sweep.folder.resolve(), every[0].pipeline.root.resolve())
+        ended = [cell for cell in chosen if cell.done and is_there(cell.pipeline)]
+
+        def settle(cell: PlannedCell | None) -> None:
+            if cell is not None:
+                collect(cell)
+                ended.append(cell)
+            for each in [*ended] if sweep.settings.keep == "results" else ():
+                if not work.starts.needed_from(each, work.waiting):
+                    discard(each.pipeline)
+                    ended.remove(each)
+
+        with SweepView(name, len(chosen), len(chosen) - len(waiting)) as view:
+            view.begins(len(strays(sweep, every)), jobs)
+            work = SweepWork(
+                waiting, every, jobs=jobs, remake=remake, audit=sweep.settings.audit, collect=settle, view=view
+            )
+            settle(None)
+            work.run()
+            settle(None)
+            view.closes()
+    return work.failed
+
+
+def _check_stale(sweep: SweepFile, cells: Sequence[PlannedCell], *, remake: bool) -> None:
+    """Refuse to make again what is made with other settings, unawares.
+
+    Raises:
+        SettingsError: there is such a cell.
+    """
+    stale = {cell.cell.name: why for cell in cells if (why := cell.stale) is not None}
+    if not stale or remake:
+        return
+    name, why = next(iter(stale.items()))
+    more = f" (and {len(stale) - 1} more)" if len(stale) > 1 else ""
+    raise SettingsError(
+        f"{name}{more} was made with other settings: {why}",
+        where=sweep.folder / SWEEP,
+        remedy="--yes makes such cells again; a variant of another name leaves them alone",
+    )

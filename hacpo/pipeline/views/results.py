@@ -1,0 +1,210 @@
+"""A run's held-out results with what they cost, in one small table: what comparisons are made of.
+
+One row per agent, evaluated step and benchmark. Of every problem it has the number of responses and of correct ones, so
+that means, their errors and resampling need neither the run nor its texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from hacpo.artifacts import tables
+from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.text_files import parse_json
+from hacpo.errors import MissingInputError, SettingsError
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, SIDE_GENERATE, UPDATE
+from hacpo.pipeline.noted import numbers
+from hacpo.pipeline.project import Pipeline
+from hacpo.settings import params
+from hacpo.settings.root import Settings
+
+_WORDS = pa.dictionary(pa.int32(), pa.string())
+SCHEMA = pa.schema(
+    [
+        pa.field(name, kind, nullable=False)
+        for name, kind in {
+            "run": _WORDS,
+            "base": _WORDS,
+            "variant": _WORDS,
+            "seed": pa.int64(),
+            "start_seed": pa.int64(),
+            "agent": _WORDS,
+            "step": pa.int32(),
+            "benchmark": _WORDS,
+            "accuracy": pa.float64(),
+            "rollouts": pa.int64(),
+            "sampled_tokens": pa.int64(),
+            "training_tokens": pa.int64(),
+            "updates": pa.int64(),
+            "seconds": pa.float64(),
+            "problem_ids": pa.list_(pa.string()),
+            "samples": pa.list_(pa.int32()),
+            "correct": pa.list_(pa.int32()),
+            "settings": _WORDS,
+        }.items()
+    ]
+)
+"""
+- `run`, `base`, `variant`, `seed`, `start_seed`: whose it is; `base` is empty and `variant` the run's name where no
+  sweep made it.
+- `accuracy`: mean reward of the held-out responses (avg@n).
+- `rollouts`, `sampled_tokens`: that the agent has drawn up to this step, side samples included, evaluations not.
+- `training_tokens`, `updates`: that it has learned from and made.
+- `seconds`: of its stages up to this step, evaluations and warm start not; of a stage that serves all its share.
+- `problem_ids`, `samples`, `correct`: by problem; `correct` of `samples` responses were.
+- `settings`: the resolved ones, as JSON.
+"""
+
+_MEANINGLESS = ("retention", "disk", "report")
+"""Blocks of settings that no number of a run depends on."""
+
+_LEARNING = tuple(spec for spec in PIPELINE if spec.metrics and spec.at == "step")
+
+
+def difference(recorded: Mapping[str, Any], settings: Settings) -> str | None:
+    """The first setting that numbers depend on in which what a run was made with differs, `key old -> new`; None: none
+    does.
+
+    What was recorded by an earlier version, which knew fewer settings, is completed as its params.yaml would be.
+
+    Args:
+        recorded: all settings, as `params.dump` has them.
+        settings: those that are asked for.
+    """
+    now = _meaningful(params.dump(settings))
+    was = _meaningful(recorded)
+    if was != now:
+        try:
+            given = {key: value for key, value in recorded.items() if key != "agent_names"}
+            was = _meaningful(params.dump(params.resolve(given)))
+        except SettingsError:
+            pass  # a setting that there is no more
+    keys = sorted(was.keys() | now.keys())
+    changed = next((key for key in keys if was.get(key) != now.get(key)), None)
+    return None if changed is None else f"{changed} {json.dumps(was.get(changed))} -> {json.dumps(now.get(changed))}"
+
+
+def _meaningful(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return params.leaves({key: value for key, value in tree.items() if key not in _MEANINGLESS})
+
+
+def results_of(pipeline: Pipeline, base: str = "", variant: str = "") -> pa.Table:
+    """The results of a run, by agent, step and benchmark, of all evaluations that there are.
+
+    Args:
+        base, variant: what a sweep calls them.
+
+    Raises:
+        MissingInputError: there are none.
+        ArtifactError: a table is damaged or belongs to another run.
+    """
+    settings = pipeline.settings
+    same = {
+        "run": pipeline.run,
+        "base": base,
+        "variant": variant or pipeline.run,
+        "seed": settings.seed,
+        "start_seed": settings.start_seed,
+        "settings": json.dumps(params.dump(settings), sort_keys=True),
+    }
+    rows = [{**same, **row} for agent in settings.agents for row in _of_agent(pipeline, agent)]
+    if not rows:
+        raise MissingInputError(
+            "has no evaluation yet", where=pipeline.layout.root, remedy=f"run `{pipeline.command('run')}`"
+        )
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def _of_agent(pipeline: Pipeline, agent: str) -> Iterator[dict[str, Any]]:
+    spent: dict[str, float] = dict.fromkeys(("rollouts", "sampled_tokens", "training_tokens", "updates", "seconds"), 0)
+    for step in range(pipeline.settings.steps + 1):
+        for name, value in _spent_in(pipeline, step, agent).items():
+            spent[name] += value
+        if pipeline.settings.evaluated(step) and pipeline.layout.evaluation(step, agent).exists():
+            so_far = {name: float(value) if name == "seconds" else int(value) for name, value in spent.items()}
+            for row in _of_evaluation(pipeline, step, agent):
+                yield {"agent": agent, "step": step, **so_far, **row}
+
+
+def _spent_in(pipeline: Pipeline, step: int, agent: str) -> dict[str, float]:
+    """What a step cost an agent."""
+    layout = pipeline.layout
+    drawn = [numbers(layout, spec, step, agent) for spec in (GENERATE, SIDE_GENERATE)]
+    learned = numbers(layout, UPDATE, step, agent)
+    seconds = sum(
+        numbers(layout, spec, step, agent if spec.per != "run" else "").get("seconds", 0.0)
+        / (1 if spec.per != "run" else len(pipeline.settings.agents))
+        for spec in _LEARNING
+    )
+    return {
+        "rollouts": sum(sampled.get("rollouts", 0) for sampled in drawn),
+        "sampled_tokens": sum(sampled.get("tokens", 0) for sampled in drawn),
+        "training_tokens": learned.get("tokens", 0),
+        "updates": learned.get("updates", 0),
+        "seconds": seconds,
+    }
+
+
+def _of_evaluation(pipeline: Pipeline, step: int, agent: str) -> Iterator[dict[str, Any]]:
+    """By benchmark, problem by problem in the order of their ids."""
+    import polars as pl
+
+    files = RunFiles(pipeline.run, pipeline.layout)
+    columns = ["benchmark", "problem_id", "reward", "verdict"]
+    command = pipeline.command_for(EVALUATE, step, agent)
+    frame = pl.from_arrow(files.read(tables.EVALUATIONS, step, agent, columns=columns, made_by=command))
+    assert isinstance(frame, pl.DataFrame)
+    for (benchmark,), rows in sorted(frame.group_by("benchmark"), key=lambda item: str(item[0])):
+        problems = (
+            rows.group_by("problem_id")
+            .agg(pl.len().cast(pl.Int32).alias("samples"), (pl.col("verdict") == "correct").sum().alias("correct"))
+            .sort("problem_id")
+        )
+        yield {
+            "benchmark": benchmark,
+            "accuracy": rows["reward"].cast(pl.Float64).mean(),
+            "problem_ids": problems["problem_id"].to_list(),
+            "samples": problems["samples"].to_list(),
+            "correct": problems["correct"].to_list(),
+        }
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def write_results(path: Path, results: pa.Table, settings: Settings | None = None) -> None:
+    """Write results whole.
+
+    Args:
+        settings: what they were made with, where they are of one run.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    import pyarrow.parquet as pq
+
+    from hacpo.artifacts import storage
+
+    made_with = "" if settings is None else json.dumps(params.dump(settings), sort_keys=True)
+    with storage.atomic(path) as scratch:
+        pq.write_table(
+            results.replace_schema_metadata({b"hacpo.results": b"1", b"hacpo.settings": made_with.encode()}),
+            scratch,
+            compression="zstd",
+        )
+
+
+def settings_of(path: Path) -> dict[str, Any] | None:
+    """The settings that a file of one run's results was made with; None where there is none, or it is no such file."""
+    import pyarrow.parquet as pq
+
+    try:
+        tree = parse_json((pq.read_schema(path).metadata or {})[b"hacpo.settings"])
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        return None
+    return tree if isinstance(tree, dict) else None

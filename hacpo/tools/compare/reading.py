@@ -1,0 +1,67 @@
+"""What is compared, as one frame of results (`hacpo.pipeline.views.results`), whichever way it was named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hacpo.errors import ArtifactError, MissingInputError, SettingsError
+from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.sweeping.cells import planned
+from hacpo.pipeline.sweeping.collecting import joined
+from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
+from hacpo.pipeline.views.results import SCHEMA, results_of
+
+
+def read(named: Iterable[str]) -> pl.DataFrame:
+    """The results of everything that is named, one below the other.
+
+    Args:
+        named: pipeline folders, folders with a sweep.yaml, or files that `hacpo sweep --collect` wrote; as `name=path`
+            what its runs are called. Several paths may have one name.
+
+    Raises:
+        SettingsError: a path is none of these, or the same run is named twice.
+        MissingInputError: there are no results yet.
+        ArtifactError: a file is damaged.
+    """
+    frames = []
+    for text in named:
+        name, equals, path = text.rpartition("=")
+        frame = pl.from_arrow(_read(Path(path if equals else text)))
+        assert isinstance(frame, pl.DataFrame)
+        frame = frame.with_columns(pl.col(pl.Categorical).cast(pl.String)) if frame.height else frame
+        frames.append(frame.with_columns(pl.lit(name).alias("variant")) if equals else frame)
+    whole = pl.concat(frames, how="vertical_relaxed")
+    keys = ["run", "agent", "step", "benchmark"]
+    twice = whole.filter(whole.select(keys).is_duplicated())
+    if twice.height:
+        raise SettingsError("is named twice", where=twice["run"][0], remedy="name every run once")
+    return whole
+
+
+def _read(path: Path) -> pa.Table:
+    if path.is_file() and path.name not in (SWEEP, "params.yaml"):
+        return _read_file(path)
+    folder = path.parent if path.is_file() else path
+    if (folder / SWEEP).is_file():
+        done = [cell for cell in planned(SweepFile.read(folder)) if cell.done]
+        if not done:
+            raise MissingInputError("no cell is done yet", where=folder, remedy=f"run `hacpo sweep {folder}`")
+        return joined(done)
+    pipeline = Pipeline.open(folder)
+    return results_of(pipeline)
+
+
+def _read_file(path: Path) -> pa.Table:
+    remedy = "name a pipeline folder, a folder with a sweep.yaml, or a file that `hacpo sweep --collect` has written"
+    try:
+        return pq.read_table(path).select(SCHEMA.names).cast(SCHEMA)
+    except KeyError:
+        raise SettingsError("holds no results of runs", where=path, remedy=remedy) from None
+    except (OSError, pa.ArrowException, ValueError) as error:
+        raise ArtifactError(f"cannot be read: {str(error).splitlines()[0]}", where=path, remedy=remedy) from None
