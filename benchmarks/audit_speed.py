@@ -33,6 +33,7 @@ from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.algorithm.trace import trace_columns
 from hacpo.algorithm.updates import shuffle_seeds, update_slots
 from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts.list_columns import ListColumn
 from hacpo.artifacts.tables import step_dir
 from hacpo.artifacts.weights import policy_hash
 from hacpo.data import problems
@@ -40,7 +41,6 @@ from hacpo.pipeline.catalogue import STAGES
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.dvc_files import stamp
 from hacpo.settings import params as settings_of
-from hacpo.tools.audit.lists import ListColumn
 from hacpo.tools.audit.pools import PoolOrder
 
 AGENTS = ("ada", "bo")

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from hacpo.algorithm.rollouts import Rollout, Rollouts, in_order
+from hacpo.algorithm.rollouts import Rollout, in_order, supports
 from hacpo.algorithm.support import Support, to_column
+from hacpo.artifacts.list_columns import Flags, Ints, ListColumn
 from hacpo.artifacts.problem_rows import Asked
-from hacpo.artifacts.tables import POOL
-from hacpo.callbacks import OnProgress
+from hacpo.artifacts.tables import POOL, SUPPORT
 from hacpo.errors import ArtifactError
 from hacpo.settings.agents import PromptSettings
 from hacpo.tokens.context_length import context_length, vocabulary_rows
 from hacpo.tokens.prompts import PromptTokenizer, prompt_token_ids
-from hacpo.tokens.retokenize import Retokenized, TextTokenizer, retokenize
+from hacpo.tokens.retokenize import Retokenized, TextTokenizer, retokenize_all
 from hacpo.tokens.stopping import ended_by_eos
 from hacpo.tokens.terminals import Terminals, terminal_map
 
 NO_LIMIT = 1 << 31
 """Tokens of a sequence, or of a vocabulary, where there is no limit: ids are int32."""
-
-_ROWS_AT_ONCE = 256
-"""Rows of a pool that are held as Python objects before they become columns."""
 
 
 class SourceTokenizer(Protocol):
@@ -65,6 +64,10 @@ class TextRoute:
         """The source's terminal tokens -> the learner's that stand for them."""
         return terminal_map(self.source_tokenizer.terminals, self.learner_tokenizer.terminals)
 
+    def _stands_for(self, terminal: int) -> int:
+        """The learner's token for one that ended a response of the source."""
+        return self.terminals.get(terminal, self.learner_tokenizer.terminals.turn_end)
+
     def retokenised(self, rollout: Rollout, room: int, *, score_eos: bool) -> Retokenized:
         """One rollout of the source in the learner's tokens.
 
@@ -77,16 +80,40 @@ class TextRoute:
             room: most tokens that it may take.
             score_eos: as in `build_pool`.
         """
-        token_ids, terminal = rollout.token_ids, None
-        if _ended(rollout):
-            *token_ids, last = token_ids
-            terminal = self.terminals.get(last, self.learner_tokenizer.terminals.turn_end)
-            if not token_ids and not score_eos:
-                return Retokenized([terminal], "kept" if room >= 1 else "too_long", True)
-        if rollout.text and self.source_tokenizer.holds_control(token_ids):
-            return Retokenized([], "not_representable", False)
-        terminal = terminal if score_eos else None
-        return retokenize(rollout.text, terminal=terminal, tokenizer=self.learner_tokenizer, room=room)
+        return self.all_retokenised(
+            [rollout.token_ids], [rollout.text], [_ended(rollout)], [room], score_eos=score_eos
+        )[0]
+
+    def all_retokenised(
+        self,
+        token_ids: Sequence[list[int]],
+        texts: Sequence[str],
+        ended: Sequence[bool],
+        rooms: Sequence[int],
+        *,
+        score_eos: bool,
+    ) -> list[Retokenized]:
+        """The same of each of many rollouts: its tokens, its text, whether an EOS ended it, and its room."""
+        settled: dict[int, Retokenized] = {}
+        terminals: list[int | None] = []
+        for row, (sampled, text, over, room) in enumerate(zip(token_ids, texts, ended, rooms, strict=True)):
+            body = sampled[:-1] if over else sampled
+            terminal = self._stands_for(sampled[-1]) if over else None
+            if terminal is not None and not body and not score_eos:
+                settled[row] = Retokenized([terminal], "kept" if room >= 1 else "too_long", True)
+            elif text and self.source_tokenizer.holds_control(body):
+                settled[row] = Retokenized([], "not_representable", False)
+            else:
+                terminals.append(terminal if score_eos else None)
+        sent = [row for row in range(len(texts)) if row not in settled]
+        made = retokenize_all(
+            [texts[row] for row in sent],
+            terminals=terminals,
+            tokenizer=self.learner_tokenizer,
+            rooms=[rooms[row] for row in sent],
+        )
+        settled |= dict(zip(sent, made, strict=True))
+        return [settled[row] for row in range(len(texts))]
 
 
 @dataclass(frozen=True)
@@ -111,30 +138,6 @@ class Limits:
         )
 
 
-@dataclass(frozen=True)
-class PoolRow:
-    """One response in a learner's pool; the fields are the columns of the pool table."""
-
-    rollout_id: str
-    problem_id: str
-    sample: int
-    source: str
-    is_self: bool
-    reward: float
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    source_logprob: float
-    source_tokens: int
-    learner_tokens: int
-    text_bytes: int
-    status: str
-    roundtrip: bool
-    as_sampled: bool
-    source_terminal: int | None
-    learner_terminal: int | None
-    support: Support | None
-
-
 def build_pool(
     problems: Sequence[Asked],
     rollouts: Mapping[str, pa.Table],
@@ -145,12 +148,11 @@ def build_pool(
     prompt_settings: PromptSettings,
     limits: Limits,
     score_eos: bool,
-    on_progress: OnProgress | None = None,
 ) -> pa.Table:
-    """The pool table, by problem, agent and sample.
+    """The rows of the pool table of some problems, by problem, agent and sample.
 
     Args:
-        problems: the step's prompts in order.
+        problems: prompts of the step, in order.
         rollouts: source -> its rollouts, each with its reward; the learner's own always among them.
         learner: who will train on them.
         group_size: responses per problem and source.
@@ -164,63 +166,160 @@ def build_pool(
     Raises:
         ArtifactError: rollouts are missing or do not fit together.
     """
-    rows_of = in_order([asked.problem_id for asked in problems], rollouts, group_size, where=f"pool of {learner}")
-    ordered = [
-        (source, row)
-        for start in range(0, len(problems) * group_size, group_size)
-        for source, order in rows_of.items()
-        for row in order[start : start + group_size].tolist()
-    ]
-    prompts = _prompts(rollouts[learner])
+    order = in_order([asked.problem_id for asked in problems], rollouts, group_size, where=f"pool of {learner}")
+    # Of any of a problem's responses: they have one prompt.
+    last = pa.array(order[learner].reshape(-1, group_size).max(axis=1))
+    prompts = _one_piece(rollouts[learner]["prompt_token_ids"]).take(last)
     if routes:
         _check_prompts(problems, prompts, next(iter(routes.values())).learner_tokenizer, learner, prompt_settings)
-    of_source = {source: Rollouts(table) for source, table in rollouts.items()}
-    blocks: list[pa.Table] = []
-    supports: list[Support | None] = []
-    rows: list[PoolRow] = []
-    for number, (source, at) in enumerate(ordered, start=1):
-        rollout = of_source[source][at]
-        prompt = prompts[rollout.problem_id]
-        room = limits.tokens - len(prompt)
-        if source in routes:
-            result = routes[source].retokenised(rollout, room, score_eos=score_eos)
-        else:
-            own = source == learner
-            result = as_sampled(rollout, Limits() if own else replace(limits, tokens=room), score_eos=score_eos)
-        retokenised = source in routes
-        rows.append(_pooled(rollout, source, learner, prompt, result, score_eos=score_eos, retokenised=retokenised))
-        if len(rows) == _ROWS_AT_ONCE or number == len(ordered):
-            supports += [row.support for row in rows]
-            blocks.append(_columns(rows))
-            rows = []
-        if on_progress and number % 256 == 0:
-            on_progress(number, len(ordered))
-    # In one piece, so that the same rows are the same bytes in a file.
-    table = pa.concat_tables([_columns([]), *blocks]).combine_chunks()
-    return table.append_column(POOL.schema.field("support"), to_column(supports))
+    repeated = pa.array(np.repeat(np.arange(len(problems)), group_size))
+    parts, kept_of = [], []
+    for source, rows in order.items():
+        part, kept = _part(
+            rollouts[source].take(pa.array(rows)),
+            prompts.take(repeated),
+            source=source,
+            own=source == learner,
+            route=routes.get(source),
+            limits=limits,
+            score_eos=score_eos,
+        )
+        parts.append(part)
+        kept_of.append(kept)
+    # From [N, P, G], one agent after the other, to [P, N, G].
+    count = len(problems) * group_size
+    rows_npg = np.arange(len(parts) * count).reshape(len(parts), len(problems), group_size)
+    rows = rows_npg.transpose(1, 0, 2).ravel()
+    table = pa.concat_tables(parts).take(pa.array(rows)).combine_chunks()
+    flat = [support for kept in kept_of for support in (kept or [None] * count)]
+    column = to_column([flat[row] for row in rows]) if any(kept_of) else pa.nulls(len(rows), SUPPORT)
+    return table.append_column(POOL.schema.field("support"), column).select(POOL.schema.names)
 
 
-def _columns(rows: Sequence[PoolRow]) -> pa.Table:
-    """Rows as columns of the pool table, all but their support."""
+def _part(
+    table: pa.Table,
+    prompts: Any,
+    *,
+    source: str,
+    own: bool,
+    route: TextRoute | None,
+    limits: Limits,
+    score_eos: bool,
+) -> tuple[pa.Table, list[Support | None] | None]:
+    """A source's rollouts as rows of the pool, all but their support, and that; None where no row has one.
+
+    Where its sampling was truncated, the learner is restricted to the tokens that it kept; in other tokens that means
+    nothing, and whole vocabularies are compared. Own rollouts have their `support` beside them.
+    """
+    token_ids = ListColumn.of(_one_piece(table["token_ids"]))
+    # As `ended_by_eos`; an engine may also have returned nothing.
+    by_eos = pc.and_(pc.equal(table["finish_reason"], "stop"), pc.is_null(table["stop_string"]))
+    ended = np.asarray(by_eos) & (token_ids.lengths > 0)
+    # A response that is nothing but EOS keeps it: without a token it could not be scored at all.
+    scores_eos = ended & (score_eos | (token_ids.lengths == 1))
+    scored = token_ids.lengths - (ended & ~scores_eos)
+    room = limits.tokens - np.asarray(pc.list_value_length(prompts), dtype=np.int64)
+    if route is None:
+        result = _all_as_sampled(token_ids, scored, None if own else room, NO_LIMIT if own else limits.vocabulary)
+    else:
+        result = _all_retokenised(route, token_ids, table["text"], ended, room, score_eos)
+    has_support = "support" in table.column_names and table["support"].null_count < len(table)
+    added = table["support_logprob"] if route is not None and has_support else None
+    columns = {
+        **{name: table[name] for name in ("rollout_id", "problem_id", "sample", "reward")},
+        "source": pa.repeat(source, len(table)),
+        "is_self": pa.repeat(own, len(table)),
+        "prompt_token_ids": prompts,
+        "token_ids": result.token_ids.column(POOL.schema.field("token_ids").type),
+        "source_logprob": pa.array(_sums(ListColumn.of(_one_piece(table["logprobs"])), scored, added), pa.float64()),
+        "source_tokens": pa.array(scored, pa.int32()),
+        "learner_tokens": pa.array(result.token_ids.lengths, pa.int32()),
+        "text_bytes": pc.binary_length(table["text"]),
+        "status": result.status,
+        "roundtrip": result.roundtrip,
+        "as_sampled": pa.repeat(route is None, len(table)),
+        "source_terminal": token_ids.last(scores_eos),
+        "learner_terminal": result.token_ids.last(scores_eos),
+    }
     schema = pa.schema([field for field in POOL.schema if field.name != "support"])
-    return pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema=schema)
+    part = pa.table({name: columns[name] for name in schema.names}, schema=schema)
+    if own or route is not None or not has_support:
+        return part, None
+    heads = zip(supports(table), scored.tolist(), strict=True)
+    return part, [None if support is None else support.head(count) for support, count in heads]
 
 
-def _prompts(own: pa.Table) -> dict[str, list[int]]:
-    """Problem -> the learner's prompt, of any of its responses."""
-    rows = {problem: row for row, problem in enumerate(own["problem_id"].to_pylist())}
-    return {problem: own["prompt_token_ids"][row].as_py() for problem, row in rows.items()}
+@dataclass(frozen=True)
+class _Results:
+    """What became of a source's responses, as columns (`Retokenized`)."""
+
+    token_ids: ListColumn
+    status: Any
+    roundtrip: Any
+
+
+def _all_retokenised(
+    route: TextRoute, token_ids: ListColumn, texts: Any, ended: Flags, room: Ints, score_eos: bool
+) -> _Results:
+    results = route.all_retokenised(
+        token_ids.lists(), texts.to_pylist(), ended.tolist(), room.tolist(), score_eos=score_eos
+    )
+    return _Results(
+        ListColumn.of(pa.array([result.token_ids for result in results], POOL.schema.field("token_ids").type)),
+        pa.array([result.status for result in results], pa.string()),
+        pa.array([result.roundtrip for result in results], pa.bool_()),
+    )
+
+
+def _all_as_sampled(token_ids: ListColumn, scored: Ints, room: Ints | None, vocabulary: int) -> _Results:
+    """Responses in the token ids that were sampled, control tokens included.
+
+    Models of one family differ in how many rows they have beyond their common tokenizer's: an id that the learner has
+    no row for makes a response `not_representable`.
+
+    Args:
+        scored: how many tokens of each response count.
+        room: most tokens that each may take; None: any number.
+        vocabulary: the learner has rows for the ids below this.
+    """
+    heads = token_ids.heads(scored)
+    beyond = heads.any_true(heads.values >= vocabulary)
+    fits = np.ones(len(scored), np.bool_) if room is None else scored <= room
+    # The first that holds, in this order.
+    code = np.select([scored == 0, beyond, ~fits], [1, 2, 3], 0)
+    names = pa.array(["kept", "empty", "not_representable", "too_long"], pa.string())
+    return _Results(heads.heads(np.where(beyond, 0, scored)), names.take(pa.array(code)), pa.array(~beyond))
+
+
+def _sums(logprobs: ListColumn, scored: Ints, added: Any | None) -> list[float]:
+    """Sum of each response's scored log-probabilities, and of what is added to them for its support.
+
+    fsum: exactly rounded, so an audit gets the same sum in any order.
+    """
+    values, starts = logprobs.values.tolist(), logprobs.starts.tolist()
+    counts = scored.tolist()
+    if added is None:
+        return [math.fsum(values[start : start + count]) for start, count in zip(starts, counts, strict=True)]
+    return [
+        math.fsum([*values[start : start + count], *(more or [])[:count]])
+        for start, count, more in zip(starts, counts, added.to_pylist(), strict=True)
+    ]
+
+
+def _one_piece(column: Any) -> Any:
+    """A column as one Arrow array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _check_prompts(
     problems: Sequence[Asked],
-    prompts: Mapping[str, list[int]],
+    prompts: Any,
     tokenizer: PromptTokenizer,
     learner: str,
     settings: PromptSettings,
 ) -> None:
-    for asked in problems:
-        if prompt_token_ids(tokenizer, asked, settings) != prompts[asked.problem_id]:
+    for asked, prompt in zip(problems, prompts.to_pylist(), strict=True):
+        if prompt_token_ids(tokenizer, asked, settings) != prompt:
             raise ArtifactError(
                 "the learner's template renders this prompt differently than when it was sampled",
                 where=f"problem {asked.problem_id!r} of {learner}",
@@ -228,80 +327,6 @@ def _check_prompts(
             )
 
 
-def _pooled(
-    rollout: Rollout,
-    source: str,
-    learner: str,
-    prompt: list[int],
-    result: Retokenized,
-    *,
-    score_eos: bool,
-    retokenised: bool,
-) -> PoolRow:
-    """A rollout's row in the learner's pool.
-
-    Where its sampling was truncated, the learner is restricted to the tokens that it kept; in other tokens that means
-    nothing, and whole vocabularies are compared. Own rollouts have their `support` beside them.
-    """
-    scored = scored_tokens(rollout, score_eos=score_eos)
-    support, logprobs = rollout.support, rollout.logprobs[:scored]
-    if retokenised and support is not None:
-        logprobs = [*logprobs, *(rollout.support_logprob or [])[:scored]]
-    ends = _scores_eos(rollout, score_eos)
-    return PoolRow(
-        rollout_id=rollout.rollout_id,
-        problem_id=rollout.problem_id,
-        sample=rollout.sample,
-        source=source,
-        is_self=source == learner,
-        reward=rollout.reward,
-        prompt_token_ids=prompt,
-        token_ids=result.token_ids,
-        # fsum: exactly rounded, so an audit gets the same sum in any order.
-        source_logprob=math.fsum(logprobs),
-        source_tokens=scored,
-        learner_tokens=len(result.token_ids),
-        text_bytes=len(rollout.text.encode("utf-8")),
-        status=result.status,
-        roundtrip=result.roundtrip,
-        as_sampled=not retokenised,
-        source_terminal=rollout.token_ids[-1] if ends else None,
-        learner_terminal=result.token_ids[-1] if result.token_ids and ends else None,
-        support=None if support is None or retokenised or source == learner else support.head(scored),
-    )
-
-
-def scored_tokens(rollout: Rollout, *, score_eos: bool) -> int:
-    """How many of a response's sampled tokens are scored: all, or all but the EOS that ended it.
-
-    A response that is nothing but EOS keeps it: without a token it could not be scored at all.
-    """
-    return len(rollout.token_ids) - (_ended(rollout) and not _scores_eos(rollout, score_eos))
-
-
 def _ended(rollout: Rollout) -> bool:
     """Whether a rollout's last token is an EOS, and there is one (an engine may return nothing)."""
     return bool(rollout.token_ids) and ended_by_eos(rollout.finish_reason, rollout.stop_string)
-
-
-def _scores_eos(rollout: Rollout, score_eos: bool) -> bool:
-    return _ended(rollout) and (score_eos or len(rollout.token_ids) == 1)
-
-
-def as_sampled(rollout: Rollout, limits: Limits, *, score_eos: bool) -> Retokenized:
-    """One rollout in the token ids that were sampled, control tokens included.
-
-    Models of one family differ in how many rows they have beyond their common tokenizer's: an id that the learner has
-    no row for makes a response `not_representable`.
-
-    Args:
-        rollout: the response.
-        limits: most tokens that the response may take, and the learner's rows.
-        score_eos: as in `build_pool`.
-    """
-    token_ids = rollout.token_ids[: scored_tokens(rollout, score_eos=score_eos)]
-    if not token_ids:
-        return Retokenized([], "empty", True)
-    if max(token_ids) >= limits.vocabulary:
-        return Retokenized([], "not_representable", False)
-    return Retokenized(token_ids, "kept" if len(token_ids) <= limits.tokens else "too_long", True)

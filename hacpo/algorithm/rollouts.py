@@ -157,14 +157,15 @@ def with_rewards(rollouts: pa.Table, verdicts: pa.Table) -> pa.Table:
     Raises:
         ArtifactError: a rollout has no verdict, or a verdict no rollout.
     """
-    alone = set(rollouts["rollout_id"].to_pylist()) ^ set(verdicts["rollout_id"].to_pylist())
-    if alone:
+    place = pc.index_in(rollouts["rollout_id"], value_set=verdicts["rollout_id"])
+    # Ids are unique on both sides.
+    if place.null_count or len(rollouts) != len(verdicts):
+        alone = set(rollouts["rollout_id"].to_pylist()) ^ set(verdicts["rollout_id"].to_pylist())
         raise ArtifactError(
             "rollouts and verdicts do not belong together",
             found=f"{min(alone)!r} in only one of them",
             remedy="repeat verify",
         )
-    place = pc.index_in(rollouts["rollout_id"], value_set=verdicts["rollout_id"])
     return rollouts.append_column("reward", verdicts["reward"].take(place))
 
 

@@ -7,7 +7,8 @@ resolved settings that the stage reads). Data pages carry checksums, so a flippe
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,22 @@ from hacpo.errors import ArtifactError, MissingInputError, NotParquetError, firs
 
 _AT_ONCE = 256
 """Values of a column that are Python objects at the same time where it is gone through."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A table that is written while it is made.
+
+    Attributes:
+        rows: how many it has in all.
+        tables: they, in order; none of these is held on to.
+    """
+
+    rows: int
+    tables: Iterable[pa.Table]
+
+    def __len__(self) -> int:
+        return self.rows
 
 
 def to_arrow(table: Table, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> pa.Table:
@@ -42,7 +59,7 @@ def _present(table: Table, names: Container[str]) -> pa.Schema:
 def write_table(
     path: Path,
     table: Table,
-    content: pa.Table,
+    content: pa.Table | Pieces,
     *,
     run: str,
     partition: str = "",
@@ -62,24 +79,43 @@ def write_table(
         StorageError: the disk refuses.
     """
     single = path.suffix == ".parquet"
-    size = len(content) if single or rows_per_shard is None else rows_per_shard
-    starts = range(0, len(content), max(size, 1)) if len(content) else range(1)
-    schema = _present(table, content.column_names)
+    size = max(len(content) if single or rows_per_shard is None else rows_per_shard, 1)
+    shards = max(-(-len(content) // size), 1)
     with atomic(path) as scratch:
         if not single:
             scratch.mkdir()
-        for index, start in enumerate(starts):
+        for index, shard in enumerate(_cut(content, size)):
             metadata = {
                 "hacpo.schema": table.identity,
                 "hacpo.run": run,
                 "hacpo.partition": partition,
-                "hacpo.shard": f"{index}/{len(starts)}",
+                "hacpo.shard": f"{index}/{shards}",
                 "hacpo.settings": settings_text(settings or {}),
             }
-            shard = scratch if single else scratch / f"part-{index:05d}.parquet"
-            with pq.ParquetWriter(shard, schema, **layout(table)) as writer:
-                writer.write_table(content.slice(start, max(size, 1)).cast(schema))
+            schema = _present(table, shard.column_names)
+            with pq.ParquetWriter(
+                scratch if single else scratch / f"part-{index:05d}.parquet", schema, **layout(table)
+            ) as writer:
+                writer.write_table(shard.cast(schema))
                 writer.add_key_value_metadata(metadata)
+
+
+def _cut(content: pa.Table | Pieces, size: int) -> Iterator[pa.Table]:
+    """A table's rows, so many at a time; one table without rows if it has none."""
+    if isinstance(content, pa.Table):
+        for start in range(0, max(len(content), 1), size):
+            yield content.slice(start, size)
+        return
+    held: list[pa.Table] = []
+    for piece in content.tables:
+        held.append(piece)
+        while sum(map(len, held)) >= size:
+            # In one piece, so that the same rows are the same bytes in a file.
+            whole = pa.concat_tables(held).combine_chunks()
+            yield whole.slice(0, size)
+            held = [whole.slice(size)]
+    if sum(map(len, held)) or not len(content):
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def whole_shards(

@@ -59,11 +59,17 @@ class RunFiles:
         return parquet.read_table(path, table, run=self.name, partition=partition, columns=columns, made_by=made_by)
 
     def shards(
-        self, table: Table, step: int | None = None, whose: str = "", *, columns: Sequence[str] | None = None
+        self,
+        table: Table,
+        step: int | None = None,
+        whose: str = "",
+        *,
+        columns: Sequence[str] | None = None,
+        made_by: str = "",
     ) -> Iterator[Shard]:
-        """A checked table, one shard after another; errors as for `read`."""
+        """A checked table, one shard after another; arguments and errors as for `read`."""
         path, partition = self.path(table, step, whose), table.partition(step, whose)
-        return parquet.whole_shards(path, table, run=self.name, partition=partition, columns=columns)
+        return parquet.whole_shards(path, table, run=self.name, partition=partition, columns=columns, made_by=made_by)
 
     def parts(self, table: Table) -> Iterator[tuple[int | None, str]]:
         """Step and whose of every part of a table that is there, under the name that it has."""

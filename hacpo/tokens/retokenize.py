@@ -10,6 +10,7 @@ is decided in stages/pool.py.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, Protocol
@@ -26,11 +27,11 @@ class TextTokenizer(Protocol):
 
     unk_token_id: int | None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of text that continues a prompt: nothing added, no control token recognised in it."""
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts that continue a prompt: nothing added, no control token recognised in them."""
 
-    def decode(self, token_ids: list[int]) -> str:
-        """The text of token ids, exactly."""
+    def decode_all(self, token_ids: Sequence[list[int]]) -> list[str]:
+        """The texts of token ids, exactly."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +64,42 @@ def retokenize(text: str, *, terminal: int | None, tokenizer: TextTokenizer, roo
         more than white space and Unicode normal form, case and accents included); `empty` if there is no text;
         `too_long` if it does not fit; `error` if the tokenizer itself fails on the text; else `kept`.
     """
-    if not text:
-        return Retokenized([], "empty", True)
+    return retokenize_all([text], terminals=[terminal], tokenizer=tokenizer, rooms=[room])[0]
+
+
+def retokenize_all(
+    texts: Sequence[str], *, terminals: Sequence[int | None], tokenizer: TextTokenizer, rooms: Sequence[int]
+) -> list[Retokenized]:
+    """The same of many responses, which a tokenizer encodes and decodes sooner together; each is what it is alone."""
+    ways = iter(_there_and_back([text for text in texts if text], tokenizer))
+    return [
+        _result(text, next(ways), terminal, tokenizer.unk_token_id, room) if text else Retokenized([], "empty", True)
+        for text, terminal, room in zip(texts, terminals, rooms, strict=True)
+    ]
+
+
+def _there_and_back(texts: Sequence[str], tokenizer: TextTokenizer) -> list[tuple[list[int], str] | None]:
+    """Token ids of each text, and what they decode to; None where the tokenizer fails."""
     try:
-        token_ids = tokenizer.encode(text)
-        decoded = tokenizer.decode(token_ids)
+        token_ids = tokenizer.encode_all(texts)
+        return list(zip(token_ids, tokenizer.decode_all(token_ids), strict=True))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:
         # Tokenizers are third-party code and the text is a model's: whatever it raises costs this one response. A panic
         # in the `tokenizers` library arrives as a BaseException of its own.
+        return [None] if len(texts) == 1 else [way for text in texts for way in _there_and_back([text], tokenizer)]
+
+
+def _result(
+    text: str, way: tuple[list[int], str] | None, terminal: int | None, unknown: int | None, room: int
+) -> Retokenized:
+    if way is None:
         return Retokenized([], "error", False)
+    token_ids, decoded = way
     roundtrip = decoded == text
-    unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in token_ids
-    if not token_ids or unknown or (not roundtrip and _skeleton(decoded) != _skeleton(text)):
+    lacks = not token_ids or (unknown is not None and unknown in token_ids)
+    if lacks or (not roundtrip and _skeleton(decoded) != _skeleton(text)):
         return Retokenized([], "not_representable", roundtrip)
     if terminal is not None:
         token_ids = [*token_ids, terminal]

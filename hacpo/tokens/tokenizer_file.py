@@ -132,6 +132,10 @@ class FileTokenizer:
         assert not clean_up_tokenization_spaces
         return str(self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    def decode_all(self, token_ids: Sequence[list[int]]) -> list[str]:
+        """The texts of many responses, without special tokens."""
+        return list(self.backend_tokenizer.decode_batch(list(token_ids), skip_special_tokens=True))
+
     def get_chat_template(self) -> str:
         """The chat template of a folder that has one."""
         assert self.chat_template is not None

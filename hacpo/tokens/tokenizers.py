@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hacpo.tokens.plain_text import decode_exactly, is_control, text_encoder
 from hacpo.tokens.renderer import RefusedError, Renderer
 from hacpo.tokens.stopping import eos_token_ids
 from hacpo.tokens.terminals import Terminals
-from hacpo.tokens.tokenizer_file import tokenizer_of_file
+from hacpo.tokens.tokenizer_file import FileTokenizer, tokenizer_of_file
 
 _ANSWER = "ANSWER"
 
@@ -170,24 +170,43 @@ class ChatTokenizer:
 
         Empty where the only way to encode it is a control token.
         """
-        token_ids = self._encode(text)
-        return [] if not self._control.keys().isdisjoint({*token_ids} - {self.unk_token_id}) else token_ids
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same of each of many texts."""
+        return [token_ids if self._never_in_text.isdisjoint(token_ids) else [] for token_ids in self._encoded(texts)]
 
     def decode(self, token_ids: list[int]) -> str:
         """The exact text of token ids that continue a prompt, without special tokens and without the EOS at the end."""
-        if token_ids and token_ids[-1] in self.stop_token_ids:
-            token_ids = token_ids[:-1]
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        body = self._without_end(token_ids)
+        return str(self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def decode_all(self, token_ids: Sequence[list[int]]) -> list[str]:
+        """The same of each of many responses."""
+        if not isinstance(self._tokenizer, FileTokenizer):
+            return [self.decode(ids) for ids in token_ids]
+        return self._tokenizer.decode_all([self._without_end(ids) for ids in token_ids])
+
+    def _without_end(self, token_ids: list[int]) -> list[int]:
+        return token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids
 
     def holds_control(self, token_ids: Sequence[int]) -> bool:
         """Whether one of these tokens is in no text: a special token, or an id that the vocabulary does not have (a
         model that has more rows than tokens may sample it)."""
         return not self._without_text.isdisjoint(token_ids) or max(token_ids, default=0) > self._last_id
 
-    def _encode(self, text: str) -> list[int]:
+    def _encoded(self, texts: Sequence[str]) -> Iterator[list[int]]:
         if self._encoder is not None:
-            return list(self._encoder.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+            for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False):
+                yield encoding.ids
+            return
+        for text in texts:
+            yield list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    @cached_property
+    def _never_in_text(self) -> frozenset[int]:
+        """Control tokens, but for the one that stands for what the vocabulary lacks."""
+        return frozenset(self._control.keys() - {self.unk_token_id})
 
     @cached_property
     def _last_id(self) -> int:

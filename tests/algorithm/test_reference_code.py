@@ -48,11 +48,11 @@ class Letters:
     def holds_control(self, token_ids: Sequence[int]) -> bool:
         return 2 in token_ids
 
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[ord(letter) for letter in text] for text in texts]
 
-    def decode(self, token_ids: list[int]) -> str:
-        return "".join(map(chr, token_ids))
+    def decode_all(self, token_ids: Sequence[list[int]]) -> list[str]:
+        return ["".join(map(chr, ids)) for ids in token_ids]
 
     def render(self, problem_id: str, messages: list[dict[str, str]], thinking: bool | None = None) -> list[int]:
         return [50, 51]

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from conftest import PARAMS, ROOT, Cli, contents, environment, make_project
@@ -401,6 +403,36 @@ def test_light_commands_load_no_heavy_library(finished_copy: Path) -> None:
         [sys.executable, "-c", code, *commands], capture_output=True, text=True, env=environment(), check=False
     )
     assert result.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0] []", result.stdout + result.stderr
+
+
+def test_a_pool_is_the_same_however_few_rows_are_in_memory_and_in_whatever_order_they_come(
+    finished_copy: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("pool", "pipelines/small", "--step", 1, "--learner", "ada")
+    made = Path("artifacts/small/pool/step=0001/learner=ada")
+
+    def shards() -> list[bytes]:
+        return [file.read_bytes() for file in sorted(made.iterdir())]
+
+    before = shards()
+    assert len(before) > 1
+    monkeypatch.setattr("hacpo.stages.pool._ROWS_AT_ONCE", 1)  # a problem at a time
+    assert cli(*command).code == 0
+    assert shards() == before
+    assert cli(*command, "--limit", 1, "--out", "one").code == 0
+    some = pl.read_parquet("one/**/*.parquet")
+    assert some["problem_id"].n_unique() == 1
+    assert some.equals(pl.read_parquet(f"{made}/*.parquet")[: len(some)])
+    # The responses of one agent from the last to the first, their verdicts as they are.
+    files = sorted(Path("artifacts/small/rollouts/step=0001/agent=bo").iterdir())
+    tables = [pq.read_table(file) for file in files]
+    whole = pa.concat_tables(tables)
+    turned, start = whole.take(pa.array(range(len(whole))[::-1])), 0
+    for file, table in zip(files, tables, strict=True):
+        pq.write_table(turned.slice(start, len(table)).replace_schema_metadata(table.schema.metadata), file)
+        start += len(table)
+    assert cli(*command).code == 0
+    assert shards() == before
 
 
 def test_pool_without_sharing_loads_no_tokenizer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from conftest import SHARED
 from hacpo.errors import DataError, ModelError
 from hacpo.tokens.chat_templates import settle_chat
-from hacpo.tokens.retokenize import retokenize
+from hacpo.tokens.retokenize import retokenize, retokenize_all
 from hacpo.tokens.same_tokenizer import same_tokenizer
 from hacpo.tokens.terminals import terminal_map
 from hacpo.tokens.tokenizers import ChatTokenizer, load_tokenizer
@@ -65,7 +66,23 @@ def test_text_that_spells_a_control_token_stays_text(ada: ChatTokenizer, bo: Cha
             assert tokenizer.decode(result.token_ids) == f"8 {spelled} 9"
 
 
-class Failing:
+class OneByOne:
+    """A tokenizer that knows no batches."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode_all(self, token_ids: Sequence[list[int]]) -> list[str]:
+        return [self.decode(ids) for ids in token_ids]
+
+
+class Failing(OneByOne):
     """A tokenizer that raises, as third-party code may."""
 
     unk_token_id = None
@@ -77,13 +94,10 @@ class Failing:
         return ""
 
 
-class Spaced:
+class Spaced(OneByOne):
     """A SentencePiece-like tokenizer whose decode puts a space in front."""
 
-    unk_token_id = None
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
+    unk_token_id: int | None = None
 
     def decode(self, token_ids: list[int]) -> str:
         return " " + "".join(map(chr, token_ids))
@@ -91,6 +105,20 @@ class Spaced:
 
 def test_a_tokenizer_that_fails_costs_one_response() -> None:
     assert retokenize("x", terminal=0, tokenizer=Failing(), room=9).status == "error"
+
+
+def test_a_text_that_fails_costs_the_others_nothing() -> None:
+    class Choosy(Spaced):
+        def encode(self, text: str) -> list[int]:
+            if text == "bad":
+                raise ValueError(text)
+            return super().encode(text)
+
+    results = retokenize_all(
+        ["ab", "bad", "", "abc", "d"], terminals=[0, 0, 0, 0, None], tokenizer=Choosy(), rooms=[9, 9, 9, 3, 9]
+    )
+    assert [result.status for result in results] == ["kept", "error", "empty", "too_long", "kept"]
+    assert [result.token_ids for result in results] == [[97, 98, 0], [], [], [97, 98, 99, 0], [100]]
 
 
 def test_a_difference_in_white_space_is_kept_and_marked() -> None:

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from conftest import PARAMS, Cli, environment, make_project
-from hacpo.algorithm.pooling import Limits, as_sampled
-from hacpo.algorithm.rollouts import Rollout
+from hacpo.algorithm.pooling import Limits, build_pool
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.problem_rows import Asked
 from hacpo.errors import ModelError
 from hacpo.pipeline.project import Pipeline
+from hacpo.settings.agents import PromptSettings
 from hacpo.tokens.same_tokenizer import same_tokenizer
 from hacpo.tokens.terminals import Terminals, terminal_map
 from hacpo.tokens.tokenizers import ChatTokenizer
@@ -203,11 +205,38 @@ def test_what_does_not_fit_is_too_long_as_ever(step: Step, cli: Cli, tmp_path: P
         assert (row["status"], len(row["token_ids"]), row["as_sampled"]) == (status, 20, True)
 
 
-def test_an_id_that_the_learners_model_has_no_row_for_is_not_representable() -> None:
-    row = Rollout("0001/bo/p/000", "p", 0, [5, 99], "ab", "length", None, [-1.0, -1.0])
-    assert as_sampled(row, Limits(vocabulary=100), score_eos=True).status == "kept"
-    refused = as_sampled(row, Limits(vocabulary=99), score_eos=True)
-    assert (refused.token_ids, refused.status, refused.roundtrip) == ([], "not_representable", False)
+@pytest.mark.parametrize(
+    ("vocabulary", "tokens", "token_ids", "status"),
+    [
+        (100, 12, [5, 99], "kept"),
+        (99, 12, [], "not_representable"),  # whose largest id is 98
+        (100, 11, [5, 99], "too_long"),  # 10 tokens of prompt and 2
+        (99, 11, [], "not_representable"),
+    ],
+)
+def test_limits_of_a_learner_that_takes_ids_as_sampled(
+    vocabulary: int, tokens: int, token_ids: list[int], status: str
+) -> None:
+    def response(agent: str, ids: list[int]) -> pa.Table:
+        row = {"rollout_id": f"0001/{agent}/p/000", "problem_id": "p", "sample": 0, "token_ids": ids, "text": "ab"}
+        more = {"finish_reason": "length", "stop_string": None, "logprobs": [-1.0] * len(ids), "reward": 1.0}
+        return pa.Table.from_pylist([{**row, **more, "prompt_token_ids": [7] * 10}])
+
+    own, cross = build_pool(
+        [Asked("p", "1+1=?", "2")],
+        # An agent's own is kept whatever it is.
+        {"ada": response("ada", [5, 200]), "bo": response("bo", [5, 99])},
+        learner="ada",
+        group_size=1,
+        routes={},
+        prompt_settings=PromptSettings(),
+        limits=Limits(tokens, vocabulary),
+        score_eos=True,
+    ).to_pylist()
+    assert (own["token_ids"], own["status"], own["roundtrip"]) == ([5, 200], "kept", True)
+    assert (cross["token_ids"], cross["status"]) == (token_ids, status)
+    assert (cross["roundtrip"], cross["learner_tokens"]) == (status != "not_representable", len(token_ids))
+    assert (cross["source_logprob"], cross["source_tokens"]) == (-2.0, 2)
 
 
 def test_a_run_whose_tokenizers_are_equal_needs_no_tokenizer_library(step: Step, cli: Cli, tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ import pytest
 from rich.console import Console
 
 from conftest import PARAMS, ROOT, Cli, environment, make_project, train
+from hacpo.artifacts.list_columns import ListColumn
 from hacpo.artifacts.shards import differences
 from hacpo.pipeline.project import Pipeline
 from hacpo.tools.audit.audit_view import print_audit
-from hacpo.tools.audit.lists import ListColumn, same_values
+from hacpo.tools.audit.lists import same_values
 from hacpo.tools.audit.walk import ALL_TEXTS_UP_TO, Audit, audit
 from tests.arrows_layout import in_arrows_layout
 from tests.tampering import Sandbox

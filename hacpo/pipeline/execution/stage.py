@@ -142,6 +142,15 @@ class Stage:
         made_by = self.made_by(table, whose, step=step)
         return RunFiles(self.run, self.inputs).read(table, of_step, part, columns=columns, made_by=made_by)
 
+    def shards(
+        self, table: tables.Table, whose: str | None = None, *, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """An input table of this step one shard after another; arguments and errors as for `read`."""
+        of_step, part = self._part(table, whose, None)
+        files, made_by = RunFiles(self.run, self.inputs), self.made_by(table, whose)
+        shards = files.shards(table, of_step, part, columns=columns, made_by=made_by)
+        return (shard.content for shard in shards)
+
     def made_by(self, artifact: Artifact, whose: str | None = None, *, step: int | None = None) -> str:
         """The command that makes, or brings, an artifact: of this step and agent unless others are named."""
         of_step, part = self._part(artifact, whose, step)
@@ -174,7 +183,7 @@ class Stage:
     def write(
         self,
         table: tables.Table,
-        rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table,
+        rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table | parquet.Pieces,
         *,
         whose: str | None = None,
         step: int | None = None,
@@ -197,7 +206,7 @@ class Stage:
         parquet.write_table(
             path,
             table,
-            rows if isinstance(rows, pa.Table) else parquet.to_arrow(table, rows),
+            rows if isinstance(rows, pa.Table | parquet.Pieces) else parquet.to_arrow(table, rows),
             run=self.run,
             partition=table.partition(of_step, part),
             settings=self.spec.recorded(table, self._pipeline.settings, self.agent),

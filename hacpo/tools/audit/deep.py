@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from hacpo.algorithm.rollouts import supports
 from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.list_columns import Flags, Floats, Ints
 from hacpo.artifacts.parquet import values
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.errors import HacpoError, first_line
@@ -37,7 +38,7 @@ from hacpo.pipeline.catalogue import EVALUATE, GENERATE, SIDE_GENERATE, UPDATE, 
 from hacpo.pipeline.execution.session import Session
 from hacpo.pipeline.execution.worker_process import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
-from hacpo.tools.audit.lists import Flags, Floats, Ints, same_values
+from hacpo.tools.audit.lists import same_values
 
 _NAME = "#name"
 """Column added to what is read: what a row is called in findings."""

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from hacpo.algorithm.pooling import Limits
 from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.artifacts import tables
+from hacpo.artifacts.list_columns import Flags, Ints, ListColumn
 from hacpo.pipeline.catalogue import POOL_STAGE
 from hacpo.tokens.retokenize import Status
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
-from hacpo.tools.audit.lists import Flags, Ints, ListColumn, Taken
+from hacpo.tools.audit.lists import Taken
 from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.responses import Floats, Responses
 from hacpo.tools.audit.rows import Rows

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hacpo.algorithm.rollouts import rollout_ids
 from hacpo.algorithm.sampler_correction import effective_sample_size
 from hacpo.artifacts import tables
+from hacpo.artifacts.list_columns import Flags, Ints, ListColumn
 from hacpo.engines.interface import VLLM_SECONDS, FinishReason
 from hacpo.pipeline.catalogue import StageSpec, maker_of
 from hacpo.pipeline.noted import stage_metrics
@@ -22,7 +23,6 @@ from hacpo.settings.engine import sampling_engine
 from hacpo.tokens.stopping import first_stop
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
-from hacpo.tools.audit.lists import Flags, Ints, ListColumn
 from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.rows import Rows
 from hacpo.tools.audit.supports import check_support

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
+from hacpo.artifacts.list_columns import Flags, Ints, ListColumn
 from hacpo.tools.audit.audit_run import AuditRun
-from hacpo.tools.audit.lists import Flags, Ints, ListColumn, Taken, same_values
+from hacpo.tools.audit.lists import Taken, same_values
 from hacpo.tools.audit.table_checks import Content
 
 

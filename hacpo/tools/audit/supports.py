@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hacpo.algorithm.support import from_column
+from hacpo.artifacts.list_columns import Flags, Ints, ListColumn
 from hacpo.tools.audit.audit_run import AuditRun
-from hacpo.tools.audit.lists import Flags, Ints, ListColumn
 from hacpo.tools.audit.rows import Rows
 
 CHECK = "support"

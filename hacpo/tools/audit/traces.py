@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from hacpo.algorithm.trace import LOG_RATIO_BOUND, TraceColumns, trace_columns
 from hacpo.algorithm.updates import group_numbers, shuffle_seeds, step_slots
 from hacpo.artifacts import tables
+from hacpo.artifacts.list_columns import Flags, Ints
 from hacpo.pipeline.catalogue import UPDATE
 from hacpo.tools.audit.audit_run import AuditRun
 from hacpo.tools.audit.inputs import Batch
-from hacpo.tools.audit.lists import Flags, Ints
 from hacpo.tools.audit.metrics_files import check_metrics
 from hacpo.tools.audit.pools import TOLERANCE, PoolOrder
 from hacpo.tools.audit.responses import Floats, Responses
