@@ -221,6 +221,8 @@ def _odd_sizes(shards: Sequence[Shard], full: int) -> Iterator[Oddity]:
 def _repeated_keys(table: Table, shards: Sequence[Shard]) -> Iterator[Oddity]:
     """The first row whose key another has had before it."""
     content = pa.concat_tables([shard.content for shard in shards])
+    if len(table.key) == 1 and len(pc.unique(content[table.key[0]])) == len(content):
+        return  # a quarter of the time of groups
     groups = content.group_by(list(table.key)).aggregate([([], "count_all")])
     if len(groups) == len(content):
         return

@@ -277,13 +277,14 @@ class _Source:
     def _adds_nothing(self) -> bool:
         """Whether the tokens that tokenizer_config.json names are in tokenizer.json already: those with a role as
         special tokens, those that it describes as it describes them."""
-        added = {token.content: token for token in self.tokenizer.added_tokens_decoder.values()}
+        by_id = self.tokenizer.added_tokens_decoder
+        added = {token.content: token for token in by_id.values()}
         described = self._config.get("added_tokens_decoder", {})
         return (
             all(added[content].special for content in self.tokenizer.special_tokens_map.values())
             and all(content in added for content in self.tokenizer.extra_special_tokens)
             and all(
-                self.tokenizer.added_tokens_decoder[int(token_id)].__getstate__() == AddedToken(**token).__getstate__()
+                by_id[int(token_id)].__getstate__() == AddedToken(**token).__getstate__()
                 for token_id, token in described.items()
             )
         )
