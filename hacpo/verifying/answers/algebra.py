@@ -10,6 +10,7 @@ comparison rounds to six decimals, which makes all small numbers equal; a relati
 
 from __future__ import annotations
 
+import cmath
 import logging
 import math
 import re
@@ -19,7 +20,9 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from math_verify.grader import verify
+from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
+from hacpo.verifying.answers.arithmetic import LARGEST, SMALLEST, apart, coordinate, same_value
 from hacpo.verifying.answers.spelling import same_characters
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that time limits are off; ours are outside
@@ -55,7 +58,7 @@ class TooLargeError(Exception):
     """A number in a text is too large to be computed with."""
 
 
-def equal(answer: str, gold: str) -> bool:
+def equal(answer: str, gold: str) -> bool:  # noqa: PLR0911 (a list of cases)
     """Whether two values, equations, inequalities, unions or matrices are equal, math-verify's way.
 
     An answer that cannot be read is equal to a gold answer of the same characters only.
@@ -69,6 +72,9 @@ def equal(answer: str, gold: str) -> bool:
     # The library drops primes, and what stands below a number.
     if answer.count("'") != gold.count("'") or (_NAMED_NUMBER.search(answer) and not _NAMED_NUMBER.search(gold)):
         return False
+    told = same_value(answer, gold)
+    if told is not None:
+        return told
     both = _without_commands(answer) + " " + _without_commands(gold)
     lowercase = not any(letter.isupper() and letter.lower() in both for letter in both)
     indexed = re.search(r"\\(?:sum|prod)", answer + gold)  # there, i is an index
@@ -78,7 +84,10 @@ def equal(answer: str, gold: str) -> bool:
         given = _read(answer, lowercase, imaginary)
     except UnreadableError:
         return False
-    if not verify(expected, given, allow_set_relation_comp=True, timeout_seconds=None):
+    # Of values that differ, the library would simplify the difference.
+    if _differ_at_a_point(given, expected) or not verify(
+        expected, given, allow_set_relation_comp=True, timeout_seconds=None
+    ):
         return False
     if isinstance(given, sympy.Eq) and isinstance(expected, sympy.Eq):
         return _same_equation(given, expected)
@@ -139,6 +148,60 @@ def _digits(node: Any) -> float:
 
 def _magnitude(node: Any) -> float:
     return abs(float(node)) if isinstance(node, sympy.Float) else 10 ** min(_digits(node), 300.0)
+
+
+def _differ_at_a_point(given: Any, expected: Any) -> bool:
+    """Whether two expressions have values that are apart where each variable has a number; False where nobody knows."""
+    if not all(isinstance(side, sympy.Expr) and not isinstance(side, sympy.Symbol) for side in (given, expected)):
+        return False  # symbols' names are compared by letters
+    sizes = [1.0]
+    try:
+        value, gold = _value(given, sizes), _value(expected, sizes)
+    except (_NoValueError, ArithmeticError, ValueError, RecursionError):
+        return False
+    return apart(value, gold, max(sizes))
+
+
+class _NoValueError(Exception):
+    """An expression that is not evaluated here."""
+
+
+_ENTIRE = {sympy.exp: cmath.exp, sympy.sin: cmath.sin, sympy.cos: cmath.cos, sympy.tan: cmath.tan}
+
+
+def _value(node: Any, sizes: list[float]) -> complex:
+    """A value at the point of `arithmetic.coordinate`; appends its size and those of its parts.
+
+    Raises:
+        _NoValueError: a part has no value that does not depend on a branch cut, or one of a size that tells nothing.
+    """
+    if node.is_Symbol or isinstance(node, AppliedUndef):
+        return coordinate(str(node))
+    parts = [_value(part, sizes) for part in node.args]
+    if node.is_Number or node.is_NumberSymbol:
+        value = complex(node)
+    elif node is sympy.I:
+        value = 1j
+    elif node.is_Add:
+        value = sum(parts)
+    elif node.is_Mul:
+        value = math.prod(parts)
+    elif node.func in _ENTIRE:
+        value = _ENTIRE[node.func](*parts)
+    elif node.is_Pow and (node.exp.is_Integer or _is_positive(parts[0])):
+        value = parts[0] ** (int(node.exp) if node.exp.is_Integer else parts[1])
+    elif node.func is sympy.log and all(map(_is_positive, parts)):
+        value = cmath.log(*parts)
+    else:
+        raise _NoValueError
+    if value != 0 and not SMALLEST <= abs(value) <= LARGEST:
+        raise _NoValueError
+    sizes.append(abs(value))
+    return value
+
+
+def _is_positive(value: complex) -> bool:
+    return value.imag == 0 and value.real > 0
 
 
 def _same_equation(given: Any, expected: Any) -> bool:
