@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from bench import Row, Side, measured
 from starting import project
 
 _STAGES = ("generate", "verify", "pool", "advantage", "update", "evaluate")
-_FIRST, _LAST, _MANY = 2, 20, 62
+_FIRST, _LAST = 2, 20
 
 
 @measured(
@@ -70,14 +69,3 @@ def _finished(run: Path, step: int) -> float:
     """When a step's last agent had finished all that is its own."""
     folders = (run / "metrics" / stage / f"step={step:04d}" for stage in ("update", "evaluate"))
     return max(path.stat().st_mtime for folder in folders for path in folder.glob("*.json"))
-
-
-@measured("growth", ratio=Row("a step's wall at step 60 over step 6, small models", "<= 1.05"))
-def growth(side: Side, folder: Path) -> dict[str, float]:
-    """A run of many small steps, made anew: the mean of its last ten steps over that of its steps 2 to 11."""
-    shutil.rmtree(folder)
-    project(side, folder, "smoke", steps=_MANY)
-    side.run("hacpo", "run", "pipelines/smoke", at=folder)
-    run = folder / "artifacts" / "smoke"
-    early = _finished(run, 11) - _finished(run, 1)
-    return {"ratio": (_finished(run, _MANY) - _finished(run, _MANY - 10)) / early}
