@@ -92,7 +92,7 @@ class TrainingPool:
         table, numbers = self.table, list(sums)
         for name, values in (
             ("source_logprob", list(sums.values())),
-            ("source_tokens", table["learner_tokens"].take(numbers)),
+            ("source_tokens", table["learner_tokens"].take(pa.array(numbers, pa.int64()))),
         ):
             column = table[name].to_numpy().copy()
             column[numbers] = values

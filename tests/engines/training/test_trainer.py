@@ -207,6 +207,14 @@ def test_every_recipe_trains_with_finite_numbers(models: Path, recipe: str) -> N
     assert metrics["grad_norm"] > 0
 
 
+def test_ratios_to_the_own_old_policy_need_no_response_of_another(models: Path) -> None:
+    """An agent alone, or one whose others taught nothing in a step."""
+    trace, _ = train(
+        trainer_of(models / "ada", recipe="sapo"), rows_of(sources=("ada",)), updates=2, order="mixed", seeds=[1]
+    )
+    assert {row["source"] for row in trace} == {"ada"}
+
+
 def test_a_penalty_on_own_responses_never_asks_the_initial_policy_about_others(models: Path) -> None:
     """Micro-batches of 5 mix own and cross rows, whose lengths differ; the penalty is a mean over own rows alone."""
     far = load_model(models / "ada", SETTINGS)
