@@ -41,12 +41,12 @@ _REAL = {
     "prompts": Cost(900, 120),
 }
 _SMALL = {
-    "rollouts": Cost(3_200, 3.4, 0.14, 2.7),
-    "verdicts": Cost(1_450, 5.4),
-    "pool": Cost(2_850, 7, 0.09, 0.21),
-    "advantages": Cost(1_950, 6.4),
-    "updates": Cost(2_600, 14),
-    "evaluations": Cost(2_300, 3.6, 0.0, 0.28),
+    "rollouts": Cost(3_200, 3.4, 0.14, 1.84),
+    "verdicts": Cost(1_450, 4.8),
+    "pool": Cost(2_850, 5.6, 0.09, 0.165),
+    "advantages": Cost(1_950, 4.9),
+    "updates": Cost(2_600, 9.1),
+    "evaluations": Cost(2_300, 2.8, 0.0, 0.22),
     "prompts": Cost(900, 20),
 }
 
