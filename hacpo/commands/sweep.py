@@ -10,7 +10,7 @@ import typer
 from hacpo.pipeline.execution.command_line import main_of
 
 if TYPE_CHECKING:
-    from hacpo.pipeline.sweeping.cells import PlannedCell
+    from hacpo.pipeline.sweeping.planned_cells import PlannedCell
 
 
 def sweep(
@@ -44,7 +44,7 @@ def sweep(
     from fnmatch import fnmatchcase
 
     from hacpo.errors import SettingsError
-    from hacpo.pipeline.sweeping.cells import planned
+    from hacpo.pipeline.sweeping.planned_cells import planned
     from hacpo.pipeline.sweeping.sweep_file import SweepFile
 
     described = SweepFile.read(folder)
@@ -69,7 +69,7 @@ def sweep(
 def _collect(cells: list[PlannedCell], out: Path) -> None:
     from hacpo.errors import MissingInputError
     from hacpo.pipeline.sweeping.collecting import joined
-    from hacpo.pipeline.views.results import write_results
+    from hacpo.pipeline.views.run_results import write_results
 
     done = [cell for cell in cells if cell.done]
     if not done:

@@ -192,7 +192,7 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(study: Path, cli: Cli) ->
     described(DESCRIBED.replace("gspo: {algorithm: {recipe: gspo}}", "gone: {agents: {bo: {model: models/none}}}"))
     ran = cli("sweep", "pipelines/study", "--only", "*/seed-1")
     assert ran.code == 1
-    assert "failed: small/gone/seed-1: models/none: no such folder" in ran.err
+    assert "failed: small/gone/seed-1: models/none: the model folder is missing" in ran.err
     assert "pipelines/study: 1 of 2 runs done, 1 failed" in ran.err
     collected = cli("sweep", "pipelines/study", "--collect", "out.parquet")
     assert "out.parquet: 1 of 4 runs" in collected.out
@@ -259,7 +259,7 @@ def test_the_start_has_a_seed_of_its_own(study: Path, cli: Cli) -> None:
 
 
 def test_a_setting_that_a_later_version_adds_makes_nothing_again(project: Path) -> None:
-    from hacpo.pipeline.views.results import difference
+    from hacpo.pipeline.views.run_results import difference
     from hacpo.settings import params
 
     settings = params.load(Path("pipelines/small/params.yaml"))

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from conftest import Cli
-from hacpo.pipeline.views.results import SCHEMA, write_results
+from hacpo.pipeline.views.run_results import SCHEMA, write_results
 
 PROBLEMS = ["p1", "p2", "p3", "p4"]
 SETTINGS = {"seed": 0, "steps": 2, "algorithm": {"recipe": "gspo", "clip": {"own_low": 0.03}}}

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hacpo.errors import ArtifactError
-from hacpo.pipeline.sweeping.cells import PlannedCell
-from hacpo.pipeline.views.results import SCHEMA, results_of, write_results
+from hacpo.pipeline.sweeping.planned_cells import PlannedCell
+from hacpo.pipeline.views.run_results import SCHEMA, results_of, write_results
 
 
 def collect(cell: PlannedCell) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from hacpo.pipeline.running.copying import share_start, start_of
-from hacpo.pipeline.sweeping.cells import PlannedCell
+from hacpo.pipeline.sweeping.planned_cells import PlannedCell
 
 
 class Starts:

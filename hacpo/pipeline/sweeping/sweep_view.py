@@ -16,7 +16,7 @@ from rich.text import Text
 from hacpo.artifacts.tables import TRACE
 from hacpo.errors import harmless
 from hacpo.phrases import duration
-from hacpo.pipeline.sweeping.cells import PlannedCell
+from hacpo.pipeline.sweeping.planned_cells import PlannedCell
 
 
 class SweepView:

@@ -9,9 +9,9 @@ from hacpo.artifacts import storage
 from hacpo.artifacts.durability import make_folders
 from hacpo.errors import SettingsError
 from hacpo.pipeline.locking.locks import only_one
-from hacpo.pipeline.sweeping.cells import PlannedCell, strays
 from hacpo.pipeline.sweeping.collecting import collect
 from hacpo.pipeline.sweeping.discarding import discard, is_there
+from hacpo.pipeline.sweeping.planned_cells import PlannedCell, strays
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
 from hacpo.pipeline.sweeping.sweep_view import SweepView
 from hacpo.pipeline.sweeping.working import SweepWork

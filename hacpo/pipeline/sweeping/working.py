@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hacpo.artifacts.text_files import read_text
 from hacpo.errors import HacpoError
 from hacpo.pipeline.execution.orphans import die_with_parent
-from hacpo.pipeline.sweeping.cells import PlannedCell
+from hacpo.pipeline.sweeping.planned_cells import PlannedCell
 from hacpo.pipeline.sweeping.starting import Starts
 from hacpo.pipeline.sweeping.sweep_view import SweepView
 

@@ -1,4 +1,4 @@
-"""What is compared, as one frame of results (`hacpo.pipeline.views.results`), whichever way it was named."""
+"""What is compared, as one frame of results (`hacpo.pipeline.views.run_results`), whichever way it was named."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.sweeping.cells import planned
 from hacpo.pipeline.sweeping.collecting import joined
+from hacpo.pipeline.sweeping.planned_cells import planned
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
-from hacpo.pipeline.views.results import SCHEMA, results_of
+from hacpo.pipeline.views.run_results import SCHEMA, results_of
 
 
 def read(named: Iterable[str]) -> pl.DataFrame:
