@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
+_LONGEST_LICENCE = 300
+"""Characters of a licence's name that are taken over."""
+
+
 @dataclass(frozen=True)
 class HubDataset:
     """A dataset repository at one commit.
@@ -52,8 +56,14 @@ def find_dataset(repository: str, revision: str) -> HubDataset:
     if info.sha is None:
         raise HacpoError("the hub names no commit", where=f"{repository} at {revision}")
     stated = getattr(info.card_data, "license", None)
-    licence = ", ".join(stated) if isinstance(stated, list) else stated
-    return HubDataset(repository, info.sha, licence)
+    return HubDataset(repository, info.sha, _licence(stated))
+
+
+def _licence(stated: object) -> str | None:
+    """What a card says in the place of a licence: a text, or several; None where it says anything else."""
+    said: list[object] = stated if isinstance(stated, list) else [stated]
+    texts = [text for text in said if isinstance(text, str)]
+    return ", ".join(texts)[:_LONGEST_LICENCE] if texts and len(texts) == len(said) else None
 
 
 def download(dataset: HubDataset, file: str) -> Path:

@@ -22,7 +22,7 @@ class HubStub:
     address: str = ""
     commits: dict[str, str] = field(default_factory=dict)
     """`owner/name@revision` -> commit, of data sets and models."""
-    licences: dict[str, str] = field(default_factory=dict)
+    licences: dict[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     """`owner/name@commit/path` -> content."""
     gated: set[str] = field(default_factory=set)

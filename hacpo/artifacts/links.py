@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,13 +58,14 @@ def check_dvc_links(dvc: Path) -> None:
     """Refuse a project where what DVC and hacpo write below `.dvc/tmp` (locks, lists, leases) would go through a link.
 
     Here a link to an object of DVC's cache is refused as well: DVC makes none, and would write into the object.
-    `.dvc/cache` may be a link, which is how a cache is put on another disk.
+    `.dvc/cache` may be a link, which is how a cache is put on another disk. A file below `.dvc/tmp` that has another
+    name elsewhere (a hard link) is refused too: what is written into it is written into the other.
 
     Args:
         dvc: the project's `.dvc`.
 
     Raises:
-        ArtifactError: `.dvc`, `.dvc/tmp` or something in it is one.
+        ArtifactError: `.dvc`, `.dvc/tmp` or something in it is one, or a hard link of a file elsewhere.
     """
     temporary = dvc / "tmp"
     links = [path for path in (dvc, temporary) if path.is_symlink()]
@@ -76,6 +79,27 @@ def check_dvc_links(dvc: Path) -> None:
             found=f"a link to {os.readlink(link)}",
             remedy="remove the link",
         )
+    # Locks may be hard links of each other, and come and go between two looks.
+    for path in sorted(_known_elsewhere(temporary) & _known_elsewhere(temporary)):
+        raise ArtifactError(
+            "is the same file as one elsewhere (a hard link), and nothing of DVC's is written into another's",
+            where=os.path.relpath(path),
+            remedy="remove it here; the other stays",
+        )
+
+
+def _known_elsewhere(folder: Path) -> set[Path]:
+    """Files right in a folder that have more names than those in it."""
+    names: dict[tuple[int, int], list[Path]] = defaultdict(list)
+    links: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(entry.path)
+                if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                    names[status.st_dev, status.st_ino].append(Path(entry.path))
+                    links[status.st_dev, status.st_ino] = status.st_nlink
+    return {path for file, paths in names.items() if links[file] > len(paths) for path in paths}
 
 
 def _links(folder: Path | str, names: set[str] | None = None) -> Iterator[Path]:

@@ -33,6 +33,8 @@ _REMEDIES = {
     errno.EIO: "look after the disk (the system's log says more)",
     errno.EMFILE: "allow more open files (`ulimit -n`)",
     errno.ENFILE: "allow more open files (of the whole system)",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ESTALE: "look after the disk's server",
 }
 MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 """What no content of a file explains."""
@@ -152,9 +154,12 @@ def atomic(path: Path) -> Iterator[Path]:
         raise
     except Exception as error:
         _undo(path, scratch, retired)
-        if refusal(error) is None and not _is_arrows(error):
-            raise
-        raise refused(path, error) from None
+        if refusal(error) is not None or _is_arrows(error):
+            raise refused(path, error) from None
+        if isinstance(error, OSError) and error.strerror and _is_about(error, (scratch, retired)):
+            # A file in a folder's place, a name that this file system does not have.
+            raise refused(path, f"{error.strerror.lower()} ({error.filename})") from None
+        raise
     except BaseException:
         _undo(path, scratch, retired)
         raise
@@ -176,6 +181,12 @@ def _is_being_written(sibling: Path) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE and began <= sibling.lstat().st_ctime)
     except (psutil.Error, OSError):
         return False
+
+
+def _is_about(error: OSError, paths: tuple[Path, ...]) -> bool:
+    """Whether the system refused one of these temporary paths, what is in it, or a folder on the way."""
+    named = {Path(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))}
+    return any(path in (name, *name.parents) or name in path.parents for name in named for path in paths)
 
 
 def _is_arrows(error: Exception) -> bool:

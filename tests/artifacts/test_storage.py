@@ -58,6 +58,7 @@ def taken_for_damage() -> Exception:
         (Exception("No space left on device (os error 28)"), "no space left on device"),  # tokenizers
         (of_sqlite(), "unable to open database file"),
         (taken_for_damage(), "too many open files"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "there"), "file name too long"),
         (FileNotFoundError(errno.ENOENT, "No such file", "there"), None),
         (ValueError("line 28"), None),
     ],

@@ -146,6 +146,37 @@ def test_force_replaces_nothing_but_a_model_folder(cli: Cli, here: Path, tmp_pat
         assert "must lie outside the run's artifacts" in refused.error
 
 
+@pytest.mark.parametrize("length", [250, 300])
+def test_a_name_that_the_disk_does_not_take_is_one_line(cli: Cli, here: Path, tmp_path: Path, length: int) -> None:
+    """A name has 255 bytes at most, and what is written first has a longer one."""
+    refused = cli("export", RUN, tmp_path / ("x" * length), "--agent", "ada", "--step", 2)
+    assert refused.code == 8
+    assert "file name too long" in refused.error
+    assert "hoose a shorter name, then repeat the command" in refused.error
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_in_the_place_of_a_folder_is_one_line(cli: Cli, here: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    refused = cli("export", RUN, tmp_path / "file/model", "--agent", "ada", "--step", 2)
+    assert refused.code == 8
+    assert (
+        f"{tmp_path}/file/model: cannot be written: file exists ({tmp_path}/file). Nothing was changed" in refused.error
+    )
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "inside", [".dvc/cache/model", ".git/model", "pipelines/small/steps/0001", "pipelines/small/.keys/m"]
+)
+def test_a_model_is_not_put_among_what_programs_keep(cli: Cli, here: Path, inside: str) -> None:
+    for target in (here / inside, here / "pipelines/.." / inside):
+        refused = cli("export", RUN, target, "--agent", "ada", "--step", 2, "--force")
+        assert refused.code == 2
+        assert "must lie outside " in refused.error
+    assert not (here / inside / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -318,6 +318,28 @@ def test_a_known_set_is_imported_from_its_commit(cli: Cli, hub: HubStub) -> None
     assert "    gsm8k: {data: gsm8k/test}" in done.out
 
 
+@pytest.mark.parametrize(
+    ("stated", "shown"), [([1, 2], "none;"), ({"a": 1}, "none;"), (["mit", "x" * 500], f"mit, {'x' * 295};")]
+)
+def test_a_licence_that_is_none_is_no_fault(cli: Cli, hub: HubStub, stated: Any, shown: str) -> None:
+    rows = [{"question": "Q?", "answer": "#### 1"}]
+    offer(hub, "gsm8k", {f"main/{split}-00000-of-00001.parquet": parquet(rows) for split in ("train", "test")})
+    hub.licences["openai/gsm8k"] = stated
+    done = cli("import", "gsm8k")
+    assert done.code == 0, done.err
+    assert f"licence   the dataset card states {shown}" in done.out
+
+
+def test_a_problem_without_end_is_refused_before_it_is_compared(cli: Cli) -> None:
+    """U+FDFA is one character, and 18 when it is normalised."""
+    write([{"problem": "1+1?", "answer": "2"}, {"problem": "\ufdfa" * 200_001, "answer": "2"}], "long.jsonl")
+    refused = cli("import", "mine", "--from", "long.jsonl")
+    assert refused.code == 5
+    assert "a problem of 200001 characters (expected at most 200000). Shorten it or leave it out" in refused.error
+    assert "long.jsonl" in refused.error
+    assert not Path("data").exists()
+
+
 KNOWN_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "math": (
         {"problem": "P", "solution": r"So \boxed{3}.", "type": "Algebra", "level": "Level 4"},

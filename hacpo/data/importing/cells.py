@@ -13,6 +13,9 @@ from hacpo.verifying.answers.spelling import extract_answer
 
 _DIGEST_DIGITS = 12
 _LONGEST_BOX = 1_000_000
+LONGEST_PROBLEM = 200_000
+"""Characters of a problem that is imported: what no model here is asked, and to normalise a text may make it 18 times
+as long."""
 _UNBRACED = re.compile(r"\\boxed\s+(\\[a-zA-Z]+|[^\s{\\])")
 """`\\boxed 2`: without braces TeX boxes one token."""
 _LEVEL = re.compile(r"(?:level\s*)?([0-9]+)(?:\.0)?", re.IGNORECASE)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hacpo.artifacts.problem_rows import Problem
-from hacpo.data.importing.cells import bare_answer, digest, final_answer, level_of, plain_text
+from hacpo.data.importing.cells import LONGEST_PROBLEM, bare_answer, digest, final_answer, level_of, plain_text
 from hacpo.errors import DataError, SettingsError
 
 GUESSES = {
@@ -126,7 +126,7 @@ def convert(
         name_row, answers: see `known.KnownSet`.
 
     Raises:
-        DataError: a problem is no text.
+        DataError: a problem is no text, or longer than `LONGEST_PROBLEM`.
     """
     times: Counter[str] = Counter()
     problems = []
@@ -142,6 +142,13 @@ def convert(
                 remedy=f"name the text inside it, such as --map problem={columns['problem']}.0.content",
             )
         text = text or ""
+        if len(text) > LONGEST_PROBLEM:
+            raise DataError(
+                f"a problem of {len(text)} characters",
+                where=source,
+                expected=f"at most {LONGEST_PROBLEM}",
+                remedy="shorten it or leave it out",
+            )
         answer, solution = _answer_and_solution(values)
         if name_row is not None:
             label = f"{name}/{name_row(row, number)}"

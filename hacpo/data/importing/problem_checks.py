@@ -10,7 +10,7 @@ from pathlib import Path
 from hacpo.artifacts.parquet import read_given
 from hacpo.artifacts.problem_rows import Problem
 from hacpo.callbacks import OnProgress
-from hacpo.data.importing.cells import normalised
+from hacpo.data.importing.cells import LONGEST_PROBLEM, normalised
 from hacpo.errors import DataError, NotParquetError
 from hacpo.settings.verification import VerificationSettings
 from hacpo.verifying.verifier import Request, Verifier
@@ -109,7 +109,9 @@ def overlaps(
     overlapping = []
     for name, rows in others.items():
         pairs = [
-            (here[text], other) for other, text in ((other, spelled(text)) for other, text in rows) if text in here
+            (here[text], other)
+            for other, text in ((other, spelled(text)) for other, text in rows if len(text) <= LONGEST_PROBLEM)
+            if text in here
         ]
         if pairs:
             overlapping.append(Overlap(name, tuple(pairs)))

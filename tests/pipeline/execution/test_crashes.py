@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from pathlib import Path
@@ -52,6 +53,57 @@ def test_words_of_the_settings_are_no_secrets(
     assert cli("status", RUN).code == 70
     (path,) = Path("artifacts/.crashes").iterdir()
     assert "{prompt: false, key: <SOME_TOKEN>}" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DB_PASS", "hunter2"),
+        ("DB_PWD", "hunter2"),
+        ("AUTH", "Bearer hunter2"),
+        ("AWS_ACCESS_KEY_ID", "AKIAhunter2"),
+        ("MY_SECRET", 'it\'s "hunter2"'),
+        ("MY_SECRET", "first\nhunter2"),
+        ("MY_SECRET", "back\\slash hunter2 \x1b"),
+    ],
+)
+def test_secrets_are_found_however_they_are_spelled(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError(f"{value} or {value!r} or {[value, chr(34), chr(39)]} or {json.dumps(value)}")
+
+    monkeypatch.setattr(Pipeline, "open", broken)
+    Path("artifacts").mkdir(exist_ok=True)
+    result = cli("status", RUN)
+    (path,) = Path("artifacts/.crashes").iterdir()
+    assert "hunter2" not in path.read_text() + result.err
+    assert f"<{name}>" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("http://u:hun@ter2@h/x", "http://***@h/x"),
+        ("http://u:hun/ter2@h/x", "http://***@h/x"),
+        ("http://hunter2@h", "http://***@h"),
+        ("hf://datasets/a/b@main/x", "hf://datasets/a/b@main/x"),
+        ("http://h:80/x and a@b", "http://h:80/x and a@b"),
+    ],
+)
+def test_users_of_addresses_are_left_out(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch, address: str, shown: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError(f"no way to {address}")
+
+    monkeypatch.setattr(Pipeline, "open", broken)
+    Path("artifacts").mkdir(exist_ok=True)
+    assert f"RuntimeError: no way to {shown}. What" in cli("status", RUN).error
+    (path,) = Path("artifacts/.crashes").iterdir()
+    assert f"no way to {shown}\n" in path.read_text()
 
 
 def test_a_link_in_a_shared_folder_is_not_followed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,49 @@ def test_no_file_outside_is_written_through_dvcs_own(project: Path, cli: Cli, tm
     assert victim.read_text() == "dear to somebody"
     assert victim.stat().st_mtime_ns == looks.st_mtime_ns
     assert os.listdir(link.parent) == [name]
+
+
+@pytest.mark.parametrize("name", ["lock", "rwlock.lock"])
+def test_no_file_outside_is_written_under_another_name(project: Path, cli: Cli, tmp_path: Path, name: str) -> None:
+    victim, here = tmp_path / "victim", Path(".dvc/tmp", name)
+    victim.write_text("dear to somebody")
+    here.parent.mkdir(exist_ok=True)
+    here.unlink(missing_ok=True)
+    here.hardlink_to(victim)
+    for words in WRITERS:
+        result = cli(*words)
+        assert result.code == 4, (words, result)
+        assert f"{here}: is the same file as one elsewhere (a hard link)" in result.error
+        assert result.error.endswith("Remove it here; the other stays")
+    for words in (["status", RUN], ["audit", RUN]):
+        cli(*words)
+    assert victim.read_text() == "dear to somebody"
+
+
+def test_locks_may_be_hard_links_of_each_other(project: Path, cli: Cli) -> None:
+    """So DVC locks where `core.hardlink_lock` is set."""
+    Path(".dvc/tmp").mkdir(exist_ok=True)
+    Path(".dvc/tmp/of one").write_text("")
+    Path(".dvc/tmp/of another").hardlink_to(".dvc/tmp/of one")
+    assert cli("plan", RUN).code == 0
+
+
+@pytest.mark.parametrize(
+    "setting", ["[extensions]\n\tpartialClone = origin\n", "[core]\n\trepositoryformatversion = 7\n"]
+)
+def test_a_git_repository_that_dvc_cannot_read_is_one_line(project: Path, cli: Cli, setting: str) -> None:
+    """`git clone --filter=blob:none` makes the first."""
+    assert cli("plan", RUN).code == 0
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    Path(".dvc/config").write_text("")
+    config = Path(".git/config")
+    version = "[core]\n\trepositoryformatversion = 1\n" if "partial" in setting else ""
+    config.write_text(config.read_text() + version + setting)
+    for words in (["plan", RUN], ["prune", RUN]):
+        result = cli(*words)
+        assert result.code == 2, result
+        assert "is a git repository that DVC cannot read" in result.error
+        assert "lone it whole (without --filter), or run `dvc config core.no_scm true`" in result.error
 
 
 @pytest.mark.parametrize("name", [".dvc", ".dvc/tmp"])
