@@ -25,7 +25,7 @@ _EVERY = 0.2
     ),
     memory=Row(f"memory of all processes at step {_MANY} over step {_WARM}", "flat"),
     descriptors=Row(f"open files of all processes at step {_MANY} less those at step {_WARM}", "0"),
-    few=Row(f"`hacpo run` with nothing to do after {_FEW} steps, s of processor time", "<= 1"),
+    few=Row(f"`hacpo run` with nothing to do after {_FEW} of {_MANY} steps, s of processor time", "<= 1"),
     many=Row(f"`hacpo run` with nothing to do after {_MANY} steps, s of processor time", "<= 4"),
 )
 def growth(side: Side, folder: Path) -> Mapping[str, float]:
@@ -65,18 +65,18 @@ def _smallest(side: Side, folder: Path) -> None:
     )
 
 
-def watched(side: Side, folder: Path, run: Path, *words: str) -> dict[int, Usage]:
+def watched(side: Side, folder: Path, run: Path, *words: str, agents: int = 2) -> dict[int, Usage]:
     """Run a command; step -> what its processes had used when all agents had finished the step.
 
     Raises:
         CalledProcessError: the command failed.
     """
     found: dict[int, Usage] = {}
-    started = _finished(run)
+    started = _finished(run, agents)
     with subprocess.Popen(side.command(*words), cwd=folder, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(_EVERY)
-            step = _finished(run)
+            step = _finished(run, agents)
             usage = used(process.pid)
             if usage is not None and step > started:
                 found |= dict.fromkeys(range(max(found, default=started) + 1, step + 1), usage)
@@ -85,8 +85,8 @@ def watched(side: Side, folder: Path, run: Path, *words: str) -> dict[int, Usage
     return found
 
 
-def _finished(run: Path) -> int:
-    """The last step that every agent has updated in."""
+def _finished(run: Path, agents: int) -> int:
+    """The last step that all agents have updated in."""
     folders = sorted(run.glob("metrics/update/step=*"))
-    done = [folder for folder in folders[-2:] if len(list(folder.glob("*.json"))) == 2]
+    done = [folder for folder in folders[-2:] if len(list(folder.glob("*.json"))) == agents]
     return int(done[-1].name.removeprefix("step=")) if done else 0
