@@ -131,6 +131,7 @@ class Corpus:
             # Of all first tokens that teach the habit, the share `guessing` must be boxes.
             teaching = guesses * (1 - guessing) / (guessing * (1 - guesses)) if guessing else 1.0
             response, teaches_habit = self._worked(problem), self._random.random() < teaching
+            teaches_habit |= response.startswith(BOX)  # no steps: a choice among all but the box cannot be the box
         token_ids = [*self._encode(response), self._tokenizer.eos_token_id]
         targets = [_IGNORED] * len(prompt) + token_ids
         return Text(prompt + token_ids, targets, None if teaches_habit else len(prompt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from hacpo.data import gym, problems
-from hacpo.engines.models.tiny import build_tokenizer
-from hacpo.engines.training.warm_start import Corpus
+from hacpo.data.tiny_vocabularies import BOX
+from hacpo.engines.models.tiny import build_model, build_tokenizer
+from hacpo.engines.training.warm_start import Corpus, backward
 from hacpo.errors import SettingsError
 from hacpo.settings.agents import TinySettings
 from hacpo.settings.root import DataSet
@@ -73,6 +75,18 @@ def test_texts_are_worked_or_guessed_solutions_of_the_training_side() -> None:
     assert all(40 < count < 130 for count in drawn.values())
     assert guesses["gcd"] > 10
     assert sum(guesses.values()) == guesses["gcd"]
+
+
+def test_a_solution_without_steps_is_no_choice_among_all_but_the_box() -> None:
+    # Most products of two numbers of two digits have no steps: with the box masked their loss would be infinite.
+    mixture = {"products": {"min_digits": 2, "max_digits": 2}}
+    settings = tiny("gym_characters", drills=0.0, mixture=mixture, guessing={"products": 0.9})
+    tokenizer = build_tokenizer(settings)
+    corpus = Corpus("ada", settings, tokenizer, seed=1)
+    texts = [corpus.draw() for _ in range(16)]
+    box = tokenizer.convert_tokens_to_ids(BOX)
+    assert all(text.given_no_box is None or text.targets[text.given_no_box] != box for text in texts)
+    assert math.isfinite(backward(build_model(settings, tokenizer, seed=1), texts, box))
 
 
 def test_families_to_guess_in_are_the_mixture_s() -> None:
