@@ -42,8 +42,8 @@ def pool(stage: Stage) -> None:
 
     from hacpo.algorithm.pooling import Limits, build_pool
     from hacpo.artifacts import tables
-    from hacpo.artifacts.parquet import Pieces
     from hacpo.artifacts.problem_rows import ScheduledProblem
+    from hacpo.artifacts.row_stream import Pieces
 
     settings, learner, group_size = stage.settings, stage.mine, stage.settings.responses_per_prompt
     sources = settings.learned_from(learner)

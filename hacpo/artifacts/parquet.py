@@ -7,8 +7,7 @@ resolved settings that the stage reads). Data pages carry checksums, so a flippe
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hacpo.artifacts.encodings import layout
+from hacpo.artifacts.row_stream import Pieces
 from hacpo.artifacts.shards import Oddity, Shard, Wanted, read_shards, settings_text
 from hacpo.artifacts.storage import atomic
 from hacpo.artifacts.tables import Table
@@ -24,22 +24,6 @@ from hacpo.errors import ArtifactError, MissingInputError, NotParquetError, firs
 
 _AT_ONCE = 256
 """Values of a column that are Python objects at the same time where it is gone through."""
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """A table that is written while it is made.
-
-    Attributes:
-        rows: how many it has in all.
-        tables: they, in order; none of these is held on to.
-    """
-
-    rows: int
-    tables: Iterable[pa.Table]
-
-    def __len__(self) -> int:
-        return self.rows
 
 
 def to_arrow(table: Table, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> pa.Table:

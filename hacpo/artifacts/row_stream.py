@@ -1,13 +1,30 @@
-"""A table's rows in a given order, taken a few at a time from its shards, of which few are in memory."""
+"""Tables of which a few rows at a time are in memory: taken in a given order from shards, or made piece by piece."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from hacpo.artifacts.list_columns import Ints
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A table that is written while it is made.
+
+    Attributes:
+        rows: how many it has in all.
+        tables: they, in order; none of these is held on to.
+    """
+
+    rows: int
+    tables: Iterable[pa.Table]
+
+    def __len__(self) -> int:
+        return self.rows
 
 
 class RowStream:

@@ -24,7 +24,7 @@ from hacpo.artifacts.problem_rows import Problem
 from hacpo.data.gym_solutions import solution
 from hacpo.errors import DataError, SettingsError, first_line
 from hacpo.seeds import derive_seed
-from hacpo.settings.gym import SCORED_WITH, VERSION, GymTask
+from hacpo.settings.gym_tasks import SCORED_WITH, VERSION, GymTask
 from hacpo.verifying.answers.spelling import extract_answer
 from hacpo.verifying.gym_scores import NotInstalledError, require
 

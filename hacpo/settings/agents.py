@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from hacpo.settings.base import Section, knob
-from hacpo.settings.gym import GymTask, refuse_other_tasks
+from hacpo.settings.gym_tasks import GymTask, refuse_other_tasks
 
 
 class PromptSettings(Section):

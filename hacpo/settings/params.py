@@ -251,7 +251,7 @@ def _types_in(annotation: Any) -> list[Any]:
     return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
 
 
-SILENT = {
+SILENT: Mapping[str, Any] = {
     "algorithm.rollouts.passes": 1,
     "algorithm.rollouts.share_rewards": False,
     "algorithm.rollouts.select": "all",
@@ -259,33 +259,51 @@ SILENT = {
     "algorithm.rollouts.external_fraction": 1.0,
     "algorithm.rollouts.draw_seed": None,
     "algorithm.loss.cross_weight": 1.0,
+    "agents.*.tiny.warmup.mixture": {},
+    "agents.*.tiny.warmup.problems": 4000,
+    "data.sets.*.mixture": {},
+    "verification.partial_scores": False,
 }
-"""Switches of single recipes, and the value at which they do nothing. Where both a run and its recipe's preset have
-that value, neither its settings.json nor its tables name them: their bytes, and what DVC compares, are those of a run
-that was made without the switch."""
+"""Settings of a few runs (`*`: any name), and the value at which they do nothing. Where a run and, in `algorithm`, its
+recipe's preset have that value, neither its settings.json nor its tables name them: their bytes, and what DVC compares,
+are those of a run that was made without the setting. `start_seed` is another, at the value of `seed`."""
 
 
 def dump(settings: Settings) -> dict[str, Any]:
     """The resolved settings as plain JSON values, with `agent_names` beside them so that names can be tracked alone;
-    without the switches that do nothing (`SILENT`)."""
+    without the settings that do nothing (`SILENT`)."""
     tree = settings.model_dump(mode="json")
     preset = leaves(RECIPES[settings.algorithm.recipe], "algorithm")
     for key, value in SILENT.items():
-        _, block, name = key.split(".")
-        if tree["algorithm"][block][name] == value == preset[key]:
-            del tree["algorithm"][block][name]
-    return {**tree, "agent_names": list(settings.agents)}
+        for block, name in _blocks(tree, key):
+            if name in block and block[name] == value == preset.get(key, value):
+                del block[name]
+    return {**_without_start(tree), "agent_names": list(settings.agents)}
 
 
 def spoken_out(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of what `dump` gives, as `hacpo.settings` has it, with the switches that it is silent about: those of the
+    """A part of what `dump` gives, as `hacpo.settings` has it, with the settings that it is silent about: those of the
     blocks that it holds."""
     result = copy.deepcopy(dict(tree))
     for key, value in SILENT.items():
-        _, block, name = key.split(".")
-        if isinstance(found := result.get("algorithm", {}).get(block), dict):
-            found.setdefault(name, value)
+        for block, name in _blocks(result, key):
+            block.setdefault(name, copy.deepcopy(value))
     return result
+
+
+def _blocks(tree: dict[str, Any], key: str) -> list[tuple[dict[str, Any], str]]:
+    """The blocks of a tree that a dotted key, in which `*` is any name, may stand in, and its name there."""
+    *parents, name = key.split(".")
+    blocks: list[Any] = [tree]
+    for parent in parents:
+        inner = [block.values() if parent == "*" else [block.get(parent)] for block in blocks]
+        blocks = [block for values in inner for block in values if isinstance(block, dict)]
+    return [(block, name) for block in blocks]
+
+
+def _without_start(tree: dict[str, Any]) -> dict[str, Any]:
+    """A tree that does not name the seed of the starts where it is the run's."""
+    return {key: value for key, value in tree.items() if key != "start_seed" or value not in (None, tree.get("seed"))}
 
 
 ADDED = {"disk.fsync": True, "retention.cache": None}
@@ -306,9 +324,7 @@ def recorded(path: Path) -> dict[str, Any]:
         block, _, name = key.partition(".")
         if isinstance(inner := tree.setdefault(block, {}), dict):
             inner.setdefault(name, value)
-    if "seed" in tree:
-        tree.setdefault("start_seed", tree["seed"])
-    return tree
+    return _without_start(tree)
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -335,16 +351,22 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], *, in_both: bool 
     }
 
 
-def tracked(keys: Iterable[str], agent: str | None = None) -> list[str]:
-    """Dotted keys of `dump` for an agent: what DVC re-runs a stage for that reads `keys`."""
+def declared(keys: Iterable[str], agent: str | None = None) -> list[str]:
+    """Dotted keys of the settings that a stage declares, for an agent."""
     return [key.replace("{agent}", str(agent)) for key in keys]
+
+
+def tracked(settings: Settings, keys: Iterable[str], agent: str | None = None) -> list[str]:
+    """Dotted keys of `dump` for an agent: what DVC re-runs a stage for that declares `keys`."""
+    starts_apart = settings.start_seed not in (None, settings.seed)
+    return ["seed" if key == "start_seed" and not starts_apart else key for key in declared(keys, agent)]
 
 
 def reads(settings: Settings, keys: Iterable[str], agent: str | None = None) -> dict[str, Any]:
     """The settings of some keys, nested: the content of `hacpo.settings` in the files of a stage that reads them."""
     result: dict[str, Any] = {}
     everything = dump(settings)
-    for key in tracked(keys, agent):
+    for key in tracked(settings, keys, agent):
         value: Any = everything
         target = result
         *parents, leaf = key.split(".")
@@ -355,14 +377,14 @@ def reads(settings: Settings, keys: Iterable[str], agent: str | None = None) -> 
     return result
 
 
-def restrict(settings: Settings, declared: Iterable[str], agent: str | None = None) -> Settings:
+def restrict(settings: Settings, keys: Iterable[str], agent: str | None = None) -> Settings:
     """The settings with only the keys that a stage declares: any other attribute raises AttributeError,
     any other agent KeyError.
 
     This is what makes narrow DVC parameters safe: a stage cannot read a setting that would not re-run it. A stage gets
     its settings from here, by `hacpo.pipeline.execution.opening`.
     """
-    keys = tracked(declared, agent)
+    keys = declared(keys, agent)
     view: Settings = _restricted(settings, [key for key in keys if key != "agent_names"])
     if "agent_names" in keys:
         seen = view.__dict__.get("agents", {})

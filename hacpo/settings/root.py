@@ -13,7 +13,7 @@ from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.base import NAME, Section, knob
 from hacpo.settings.engine import EngineSettings, LauncherSettings
 from hacpo.settings.evaluation import EvaluationSettings
-from hacpo.settings.gym import GymTask, refuse_other_tasks
+from hacpo.settings.gym_tasks import GymTask, refuse_other_tasks
 from hacpo.settings.training import BatchSettings, OptimizerSettings, PoolSettings
 from hacpo.settings.verification import VerificationSettings
 

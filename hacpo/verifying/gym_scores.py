@@ -1,7 +1,7 @@
 """Scores of answers to reasoning-gym's problems, by its own scorers (`verification.reward: reasoning_gym`).
 
-Runs in a verification worker (`verifying.worker`), which bounds time and memory. `settings.gym` says whose scorers are
-called at all.
+Runs in a verification worker (`verifying.worker`), which bounds time and memory. `settings.gym_tasks` says whose
+scorers are called at all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from hacpo.settings.gym import SCORED_WITH, VERSION
+from hacpo.settings.gym_tasks import SCORED_WITH, VERSION
 from hacpo.verifying.judgement import Judgement, failure
 
 

@@ -74,14 +74,14 @@ def test_more_samples_of_the_same_answers_do_not_narrow_it() -> None:
 def test_the_interval_of_omega_by_hand() -> None:
     # (1/12) / (1/4) + (1/36) / (4/9) - 2 (1/24) / (1/2 * 2/3) = 1/3 + 1/16 - 1/4 = 7/48; omega = (1/2) / (2/3) = 3/4.
     reach = math.exp(1.959963984540054 * math.sqrt(7 / 48))
-    summary = capability_summary(list(rows_of(samples=2).values()), settings(samples=2), share=True)
+    summary = capability_summary(list(rows_of(samples=2).values()), settings(samples=2), coupled=True)
     assert summary["ada.bo.omega"] == pytest.approx(0.75)
     assert summary["ada.bo.omega_low"] == pytest.approx(0.75 / reach)
     assert summary["ada.bo.omega_high"] == pytest.approx(0.75 * reach)
     assert summary["bo.ada.omega_low"] == pytest.approx(reach**-1 / 0.75)
     assert summary["ada.accuracy_error"] == pytest.approx(3 / 6 - 8 / 12)
     assert summary["bo.capability_error"] == pytest.approx(4 / 6 - 4 / 12)
-    alone = capability_summary(list(rows_of().values()), settings(), share=False)
+    alone = capability_summary(list(rows_of().values()), settings(), coupled=False)
     assert not [key for key in alone if "omega" in key or (key.endswith("_error") and "standard" not in key)]
 
 
@@ -94,7 +94,7 @@ def test_the_order_of_agents_has_no_influence() -> None:
         turned = {row.agent: row for row in capability_rows(dict(reversed(rewards.items())), turned, settings())}
     assert list(turned) == ["cy", "bo", "ada"]
     assert turned == first
-    straight, back = (capability_summary(list(rows.values()), settings(), share=True) for rows in (first, turned))
+    straight, back = (capability_summary(list(rows.values()), settings(), coupled=True) for rows in (first, turned))
     assert straight == back
     # bo's covariance with ada is ada's with bo. Its own, of means 1/4 1/4 1/2 with P = 1/3 (away -1/12 -1/12 1/6):
     # (1/144 + 1/144 + 1/36) / 6 = 1/144.
@@ -112,7 +112,7 @@ def test_the_interval_stays_in_omegas_bounds_and_one_problem_has_none() -> None:
     assert ratio_interval([1e-8, 1.0], [[0.0, 0.0], [0.0, 0.0]], 0, 1, **bounds) == pytest.approx((0.1, 0.1), rel=1e-15)
     one = capability_rows({"ada": ADA[:1], "bo": BO[:1]}, {}, settings())
     assert [row.standard_error for row in one] == [None, None]
-    assert not [key for key in capability_summary(one, settings(), share=True) if key.endswith(("_low", "_high"))]
+    assert not [key for key in capability_summary(one, settings(), coupled=True) if key.endswith(("_low", "_high"))]
     # It is not known as long as that step is in the window.
     later = capability_rows({"ada": ADA, "bo": BO}, {row.agent: row for row in one}, settings())
     assert [row.standard_error for row in later] == [None, None]

@@ -64,7 +64,7 @@ def test_the_oracle_takes_the_estimates_place_in_baseline_and_discrepancy() -> N
     # the factor on bo's rows for ada is omega^(bo, ada) = 1/4.
     assert made.baseline.tolist() == [[[1.25, 1.25], [0.3125, 0.3125]]]
     assert made.omega.tolist() == [[[1.0, 1.0], [0.25, 0.25]]]
-    summary = capability_summary(rows, bounds(), share=True)
+    summary = capability_summary(rows, bounds(), coupled=True)
     assert summary["ada.oracle_error"] == pytest.approx(0.5 - 0.8)
     assert (summary["ada.bo.omega"], summary["ada.bo.omega_oracle"]) == (1.0, 4.0)
 

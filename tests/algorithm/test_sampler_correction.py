@@ -109,7 +109,7 @@ def own_table(support: list[list[int]] | None = None) -> pa.Table:
     return pa.Table.from_pylist([row]).append_column("support", pa.array([support], KEPT))
 
 
-WORTH = pa.table({"rollout_id": ["b", "a"], "effective_advantage": [2.0, 1.0]})
+WORTH = pa.table({"rollout_id": ["b", "a"], "effective_advantage": [2.0, 1.0], "selected": pa.nulls(2, pa.bool_())})
 
 
 @pytest.mark.parametrize(

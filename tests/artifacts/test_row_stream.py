@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hacpo.artifacts.parquet import Pieces, write_table
-from hacpo.artifacts.row_stream import RowStream
+from hacpo.artifacts.parquet import write_table
+from hacpo.artifacts.row_stream import Pieces, RowStream
 from hacpo.artifacts.tables import VERDICTS
 
 

@@ -230,7 +230,7 @@ def test_another_reference(cli: Cli, project: Path) -> None:
     """A run that divided by the learner's own old policy, asked about the source's: exp of the mean over the learner's
     tokens of the learner's sum minus the pool's source sum."""
     base = trained(cli, "selfish", "{recipe: hacpo, importance: {reference: self}}")
-    assert_nothing_changes(answer(cli, 1, run="selfish"), {"own", "cross"})
+    assert_nothing_changes(answer(cli, 1, run="selfish"), {"own", "cross"}, run="selfish")
     tree = answer(cli, 1, "algorithm.importance.reference=source", run="selfish")
     for learner in AGENTS:
         pool, trace = rows(base, "pool", 1, learner), rows(base, "updates", 1, learner)
@@ -339,6 +339,7 @@ def updates(ratio: list[float], clipped: list[bool], is_weight: list[float]) -> 
         row_weight_u=np.full(count, 0.25),
         known_u=np.ones(count, dtype=bool),
         token_level_u=np.zeros(count, dtype=bool),
+        likelihood_u=np.zeros(count, dtype=bool),
     )
 
 

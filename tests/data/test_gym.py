@@ -20,7 +20,7 @@ from hacpo.artifacts.tables import PROBLEMS
 from hacpo.data import gym, problems
 from hacpo.data.gym_solutions import solution
 from hacpo.errors import HacpoError
-from hacpo.settings.gym import SCORED_WITH
+from hacpo.settings.gym_tasks import SCORED_WITH
 from hacpo.settings.root import SPLITS, DataSet
 
 

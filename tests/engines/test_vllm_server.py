@@ -134,7 +134,12 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *about: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # of a client that has read enough
+                super().handle_error(*about)
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         state.url = f"http://127.0.0.1:{server.server_address[1]}"
         yield state

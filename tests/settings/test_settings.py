@@ -11,7 +11,7 @@ import pytest
 
 from conftest import PARAMS, ROOT, Cli
 from hacpo.errors import SettingsError
-from hacpo.pipeline.catalogue import STAGES, UPDATE
+from hacpo.pipeline.catalogue import STAGES, UPDATE, WARMUP
 from hacpo.settings import params as settings_of
 from hacpo.settings.document import document
 from hacpo.settings.recipes import RECIPES, overridden
@@ -179,6 +179,24 @@ def test_a_switch_that_does_nothing_is_in_no_file(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_without_later_settings_is_as_it_was(tmp_path: Path) -> None:
+    """What was made before them is current, and goes on: its settings.json and its stages name none of them."""
+    params = (ROOT / "pipelines/quickstart/params.yaml").read_text()
+    settings = load(tmp_path, params)
+    tree = settings_of.dump(settings)
+    assert "start_seed" not in tree
+    assert "partial_scores" not in tree["verification"]
+    assert not any("mixture" in block for block in tree["data"]["sets"].values())
+    assert not {"mixture", "problems"} & set(tree["agents"]["ada"]["tiny"]["warmup"])
+    assert "seed" in settings_of.tracked(settings, WARMUP.settings, "ada")
+    apart = load(tmp_path, "start_seed: 7\n" + params)
+    assert settings_of.changed(tree, settings_of.dump(apart)) == {"start_seed": (None, 7)}
+    assert {"start_seed"} == set(settings_of.tracked(apart, WARMUP.settings, "ada")) - set(
+        settings_of.tracked(settings, WARMUP.settings, "ada")
+    )
+    assert settings_of.spoken_out(tree)["agents"]["ada"]["tiny"]["warmup"]["problems"] == 4000
+
+
 def test_keys_override_the_recipe_and_exponents_are_numbers(tmp_path: Path) -> None:
     settings = load(tmp_path, PARAMS.replace("alpha: 1.0", "alpha: 3").replace("own_low: 0.03", "own_low: 3e-4"))
     assert settings.algorithm.importance.alpha == 3
@@ -200,6 +218,8 @@ def test_a_stage_sees_only_what_it_declares(tmp_path: Path, stage: str) -> None:
     settings = load(tmp_path, PARAMS)
     view = settings_of.restrict(settings, STAGES[stage].settings, "ada")
     declared = settings_of.spoken_out(settings_of.reads(settings, STAGES[stage].settings, "ada"))
+    if "start_seed" in STAGES[stage].settings:  # which is the run's
+        declared["start_seed"] = declared.pop("seed")
 
     def check(seen: Any, allowed: dict[str, Any], full: Any) -> None:
         for name in type(full).model_fields:

@@ -24,7 +24,7 @@ pytest.importorskip("reasoning_gym")
 from hacpo.artifacts.problem_rows import Problem
 from hacpo.data import problems
 from hacpo.errors import DataError, SettingsError
-from hacpo.settings.gym import SCORED_WITH
+from hacpo.settings.gym_tasks import SCORED_WITH
 from hacpo.settings.root import DataSet
 from hacpo.settings.verification import VerificationSettings
 from hacpo.verifying import gym_scores

@@ -148,7 +148,8 @@ def _gpu() -> Any:
 
 def _check_read(spec: StageSpec, agent: str | None, key: str) -> None:
     """An override that the stage does not read would silently do nothing."""
-    read = ["agents" if known == "agent_names" else known for known in params.tracked(spec.settings, agent)]
+    read = ["agents" if known == "agent_names" else known for known in params.declared(spec.settings, agent)]
+    read += ["seed"] if "start_seed" in read else []  # which is the run's where nothing else is said
     mine = [known.removeprefix(f"agents.{agent}.") for known in read]
     read += [known for known in mine if known.partition(".")[0] in INHERITED and known not in read]
     dotted = f"{key}."

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from hacpo.artifacts import parquet, storage, tables
 from hacpo.artifacts.model_folder import config_hash
+from hacpo.artifacts.row_stream import Pieces
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.tables import Artifact, step_dir
 from hacpo.artifacts.weights import policy_hash
@@ -183,7 +184,7 @@ class Stage:
     def write(
         self,
         table: tables.Table,
-        rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table | parquet.Pieces,
+        rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | pa.Table | Pieces,
         *,
         whose: str | None = None,
         step: int | None = None,
@@ -206,7 +207,7 @@ class Stage:
         parquet.write_table(
             path,
             table,
-            rows if isinstance(rows, pa.Table | parquet.Pieces) else parquet.to_arrow(table, rows),
+            rows if isinstance(rows, pa.Table | Pieces) else parquet.to_arrow(table, rows),
             run=self.run,
             partition=table.partition(of_step, part),
             settings=self.spec.recorded(table, self._pipeline.settings, self.agent),

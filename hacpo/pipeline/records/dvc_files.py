@@ -76,7 +76,7 @@ def _entry(
     words += [" --side"] if spec.side else []
     places = [_place(use, settings, folder, own) for use in spec.reads if use.holds(settings, step)]
     deps = [*spec.outside(pipeline, agent), *(f"{root}/{place}" for place in dict.fromkeys(places))]
-    keys = params.tracked(spec.settings, own)
+    keys = params.tracked(settings, spec.settings, own)
     outs = [_place(use, settings, folder, own, written=True) for use in spec.writes if use.artifact != CHECKPOINT]
     outs += [metrics_file(spec.name, folder, "" if spec.per == "run" else own)] if spec.metrics else []
     uncached = [_place(use, settings, folder, own, written=True) for use in spec.writes if use.artifact == CHECKPOINT]

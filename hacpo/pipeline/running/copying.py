@@ -116,6 +116,7 @@ def same_start(one: Pipeline, other: Pipeline, agent: str) -> bool:
 def start_of(pipeline: Pipeline, agent: str) -> str:
     """What decides which start an agent has, as text: its name and what `warmup` reads."""
     read = params.reads(pipeline.settings, WARMUP.settings, agent)
+    read.setdefault("start_seed", read.pop("seed", None))
     return json.dumps([agent, read, WARMUP.outside(pipeline, agent)], sort_keys=True)
 
 
@@ -190,8 +191,9 @@ def _same_start(source: Pipeline, agent: str) -> bool:
         changed = params.changed(params.recorded(source.layout.settings), params.dump(source.settings))
     except (OSError, ValueError, AttributeError):
         return False
-    read = tuple(f"{key}." for key in params.tracked(WARMUP.settings, agent))
-    return not any(f"{key}.".startswith(read) for key in changed)
+    now = source.settings
+    read = (*params.declared(WARMUP.settings, agent), *params.tracked(now, WARMUP.settings, agent))
+    return not any(f"{key}.".startswith(tuple(f"{known}." for known in read)) for key in changed)
 
 
 def _params(source: Path, target: Path) -> str:

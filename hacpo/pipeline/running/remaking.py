@@ -122,7 +122,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[str]
     for agent in now["agents"]:
         if agent not in before["agents"]:
             continue  # nothing was trained yet, and whom it joins learn it from `agent_names`
-        read = tuple(f"{key}." for spec in _SURE for key in params.tracked(spec.settings, agent))
+        read = tuple(f"{key}." for spec in _SURE for key in params.declared(spec.settings, agent))
         if keys := [(key, values) for key, values in changed if f"{key}.".startswith(read)]:
             changes[agent] = [f"{key} ({json.dumps(was)} -> {json.dumps(new)})" for key, (was, new) in keys]
     return changes

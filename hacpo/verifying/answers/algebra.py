@@ -22,7 +22,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from math_verify.grader import verify
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 
-from hacpo.verifying.answers.arithmetic import LARGEST, SMALLEST, apart, coordinate, same_value
+from hacpo.verifying.answers.numeric import LARGEST, SMALLEST, apart, coordinate, same_value
 from hacpo.verifying.answers.spelling import same_characters
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that time limits are off; ours are outside

@@ -14,8 +14,8 @@ from sympy.core.function import AppliedUndef
 
 from hacpo.verifying.answers import algebra
 from hacpo.verifying.answers.algebra import TooLargeError, UnreadableError, equal
-from hacpo.verifying.answers.arithmetic import coordinate, same_value, value_at_point
 from hacpo.verifying.answers.equivalence import equivalent
+from hacpo.verifying.answers.numeric import coordinate, same_value, value_at_point
 from hacpo.verifying.answers.spelling import tidy
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
