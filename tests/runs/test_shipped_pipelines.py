@@ -155,8 +155,9 @@ def test_an_ablation_at_the_papers_scale_differs_in_its_one_switch(run: str) -> 
 
 @pytest.mark.parametrize("run", sorted(ROWS))
 def test_the_algorithm_is_the_preset_and_the_pairs_row_of_table_5(run: str) -> None:
-    algorithm = settings_of.load(SHIPPED[run]).algorithm
-    assert algorithm.model_dump() == expected_algorithm(run)
+    algorithm = settings_of.load(SHIPPED[run]).algorithm.model_dump()
+    algorithm["rollouts"]["draw_seed"] = None  # filled in from `seed` where something is drawn
+    assert algorithm == expected_algorithm(run)
 
 
 @pytest.mark.parametrize(
