@@ -88,7 +88,7 @@ class Maker:
         parquet.write_table(
             path,
             table,
-            pa.table({name: columns[name] for name in table.schema.names}),
+            parquet.to_arrow(table, columns),
             run=self.pipeline.run,
             partition=table.partition(step, *where.values()),
             settings={key: value for key, value in settings.items() if key not in without},

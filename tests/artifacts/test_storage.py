@@ -290,3 +290,26 @@ def test_an_error_of_ours_keeps_its_kind() -> None:
         except OSError:
             raise ArtifactError("cannot be read", where="table") from None
     assert made_plain(found.value) is found.value
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_disk_that_fails_where_dvc_puts_an_output_back_is_named(
+    finished_copy: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """Of several outputs DVC says at the end that no kind of link is possible, and forgets why."""
+    import dvc_data.hashfile.checkout as dvc
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "artifacts/small/report/index.html")
+
+    report = Path("artifacts/small/report/index.html")
+    if lost:
+        report.unlink()
+    else:
+        Path("artifacts/small/report/curves.csv").write_text("something else\n")
+    monkeypatch.setattr(dvc, "transfer", fails)
+    result = cli("run", RUN, "--jobs", "1")
+    assert result.code == 8, result.err
+    assert "input/output error" in result.error
+    assert "link types" not in result.err
+    monkeypatch.undo()

@@ -37,8 +37,8 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    loud, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # one for each file, through our own
+    logging.disable_progress_bar()  # one for each file, through our own: here, and where models are saved
+    loud = logging.get_verbosity()
     logging.set_verbosity_error()  # it reports what is missing in a table, and goes on
     where = called or folder
     indexed_weights(folder)
@@ -63,8 +63,6 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
         raise ModelError(f"cannot be loaded: {why_unloadable(error)}", where=where) from None
     finally:
         logging.set_verbosity(loud)
-        if has_bars:
-            logging.enable_progress_bar()
     _account(report, where)
     return model
 

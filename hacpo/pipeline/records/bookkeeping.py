@@ -374,7 +374,7 @@ class Books:
         _remove_outs(stage)
         with self._assuming_pruned(stage):
             try:
-                with distrusting(self.repo), self._flushing(restoring=True):
+                with distrusting(self.repo), self._flushing(restoring=True), linked_at_once():
                     self.repo.stage_cache.restore(stage)
             except (RunCacheNotFoundError, DvcException):
                 return False

@@ -89,12 +89,20 @@ def _noting(function: Callable[..., None], met: list[OSError]) -> Callable[..., 
 @contextmanager
 def linked_at_once() -> Iterator[None]:
     """Have DVC (dvc_data 3) put a copy of its cache's in the place of a file in one go, while the block runs: it
-    removes what it has just put in its cache and then copies it back, and stages may be reading it."""
+    removes what it has just put in its cache and then copies it back, and stages may be reading it. What the system
+    refuses there is raised as such: DVC would only say that no kind of link is possible."""
     from dvc_data.hashfile import checkout
     from dvc_objects.fs.utils import tmp_fname
 
     checking: Any = checkout
-    relink = checking._relink
+    relink, as_dvc = checking._relink, checking.Link
+
+    class Linking(as_dvc):  # type: ignore[misc, valid-type]
+        def __call__(self, *arguments: Any, **options: Any) -> None:
+            try:
+                super().__call__(*arguments, **options)
+            except checkout.LinkError as error:
+                raise error.__cause__ or error from None
 
     def relink_at_once(
         link: Any, cache: Any, source: str, fs: Any, path: str, in_cache: bool, *how: Any, **options: Any
@@ -110,8 +118,8 @@ def linked_at_once() -> Iterator[None]:
             Path(beside).unlink(missing_ok=True)
         cache.protect(source)
 
-    checking._relink = relink_at_once
+    checking._relink, checking.Link = relink_at_once, Linking
     try:
         yield
     finally:
-        checking._relink = relink
+        checking._relink, checking.Link = relink, as_dvc
