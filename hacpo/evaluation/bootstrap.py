@@ -25,6 +25,8 @@ DRAWS = 10_000
 _CHUNK = 1000
 _FEWEST = 10
 """Draws beyond a quantile from which on it is believed."""
+_ROUNDING = 1e-12
+"""What sums of shares in another order may differ by."""
 _NORMAL = NormalDist()
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -112,8 +114,8 @@ def _quantile(drawn: Array, mean: float, at: float) -> float:
 def _p_value(drawn: Array, mean: float, runs: int) -> float:
     """What `expanded` says of the quantile at which 0 lies among the draws, two-sided."""
     spread = float(drawn.std())
-    if spread == 0:
-        return 0.0 if mean else 1.0
+    if spread < _ROUNDING:
+        return 0.0 if abs(mean) > _ROUNDING else 1.0
     beyond = int(min((drawn <= 0).sum(), (drawn >= 0).sum()))
     at = _NORMAL.inv_cdf(beyond / len(drawn)) if beyond >= _FEWEST else -abs(mean) / spread
     return min(1.0, 2 * student_cdf(min(at, 0.0) * math.sqrt((runs - 1) / runs), runs - 1))

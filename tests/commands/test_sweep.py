@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +170,24 @@ def test_of_runs_whose_results_are_kept_nothing_else_is(study: Path, cli: Cli) -
     assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0
 
 
+def test_what_a_run_has_read_is_not_its_own_to_remove(study: Path, cli: Cli) -> None:
+    """Models that `dvc add` has put in the cache, which is all there is of them in a clone."""
+    from dvc.repo import Repo
+
+    models = Path("models").resolve()  # a link to everybody's
+    Path("models").unlink()
+    shutil.copytree(models, "models")
+    with Repo(str(study)) as repo:
+        repo.add(["models/ada"])
+    added = {path for path in Path(".dvc/cache/files").rglob("*") if path.is_file()}
+    assert added
+    text = DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n"
+    described(text)
+    assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
+    assert os.listdir("pipelines/study/small/gspo/seed-1") == ["params.yaml"]
+    assert {path for path in Path(".dvc/cache/files").rglob("*") if path.is_file()} >= added
+
+
 def test_what_has_changed_is_made_again_only_when_asked(study: Path, cli: Cli) -> None:
     described(DESCRIBED.replace("[1, 2]", "[1]"))
     assert cli("sweep", "pipelines/study", "--only", "*/gspo/*").code == 0
@@ -213,6 +232,7 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(study: Path, cli: Cli) ->
         ),
         (DESCRIBED.replace("hacpo: {}", "hacpo: {seed: 3}"), "variants.hacpo: seed is not a variant's to set"),
         (DESCRIBED + "grid: {optimizer.learning_rte: [1.0e-4]}", "unknown key 'optimizer.learning_rte'"),
+        (DESCRIBED + "grid: {seed: [5, 6]}", "grid: seed is not a variant's to set"),
         (DESCRIBED + "grid: {optimizer.learning_rate: []}", "grid: optimizer.learning_rate has no value"),
         (DESCRIBED + "grid: {sampling.stop: [[a], [a]]}", "grid: two combinations have one name"),
         ("bases: [", "not valid YAML"),

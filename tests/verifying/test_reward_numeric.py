@@ -41,6 +41,14 @@ SETS = ("math/test", "math500/test", "minerva/test", "olympiadbench/test")
         ("0.333333", r"\frac{1}{3}", None),  # rounded: the library's to decide
         ("1.00002", "1", None),
         ("x_1", "X_{1}", None),
+        # What follows an exponent of one token is no part of it, and 2\frac{1}{x} is a product.
+        (r"x^3\frac{1}{3}+C", r"\frac{x^3}{3}+C", None),
+        (r"\pi^2\frac{1}{6}", r"\frac{\pi^2}{6}", None),
+        (r"2^n(3)", r"3\cdot 2^n", None),
+        (r"3\frac{1}{2x}", r"\frac{3}{2x}", None),
+        (r"5\frac{1}{2^3}", r"\frac{5}{8}", None),
+        (r"2\frac{3}{4+1}", r"\frac{13}{5}", None),
+        ("mu", r"\mu", None),  # the library's to decide
     ],
 )
 def test_values(answer: str, gold: str, same: bool | None) -> None:

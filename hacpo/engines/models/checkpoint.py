@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hacpo.artifacts.model_folder import copy_file, is_model_file, model_files
+from hacpo.artifacts.model_folder import copy_file, is_cached, is_model_file, model_files
 from hacpo.artifacts.weights import ADAPTER_FILES, base_of, holds_adapter, is_weights, policy_files, policy_hash
 from hacpo.engines.models.safe_load import load_whole
 from hacpo.errors import ArtifactError, ModelError
@@ -98,8 +98,8 @@ def save_model(model: Any, target: Path, like: Path, weights: Mapping[str, torch
     """Save weights as safetensors (of a model with an adapter: the adapter's alone), and the model's other files byte
     for byte from the folder `like`.
 
-    Config, tokenizer and template never change during training, so they are copied and cannot drift. Links, and files
-    that are no model's, stay where they are.
+    Config, tokenizer and template never change during training, so they are copied and cannot drift. Links but those to
+    objects of DVC's cache, and files that are no model's, stay where they are.
 
     Args:
         weights: what to save; None: the model's own.
@@ -119,14 +119,15 @@ def save_model(model: Any, target: Path, like: Path, weights: Mapping[str, torch
         # transformers takes a folder with a config for a whole model, and would not look for the adapter's base.
         kept_out = (*ADAPTER_FILES, "config.json") if adapter is not None else ()
         named = is_model_file(file.name) or file.name == STARTED_FROM
-        if named and _is_plain(file) and not is_weights(file) and file.name not in kept_out:
+        if named and _may_be_copied(file) and not is_weights(file) and file.name not in kept_out:
             copy_file(file, target / file.name)
         elif is_weights(file):
-            readable = stat.S_IMODE(file.stat().st_mode)
+            readable = stat.S_IMODE(file.stat().st_mode) | stat.S_IWUSR
     for file in target.iterdir():
         if is_weights(file) or file.name in ADAPTER_FILES:
             file.chmod(readable)  # safetensors makes files that only their owner may read
 
 
-def _is_plain(file: Path) -> bool:
-    return stat.S_ISREG(file.lstat().st_mode)
+def _may_be_copied(file: Path) -> bool:
+    """Whether it is a file of the folder's own, or one that DVC keeps in its cache for it (`cache.type symlink`)."""
+    return stat.S_ISREG(file.lstat().st_mode) or is_cached(file)

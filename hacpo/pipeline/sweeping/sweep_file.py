@@ -22,6 +22,7 @@ from hacpo.settings.base import NAME, Section, knob, merged
 from hacpo.settings.params import refusal
 
 SWEEP = "sweep.yaml"
+_NOT_A_VARIANTS = ("extends", "seed", "start_seed")
 _COMPACT: Mapping[str, Any] = {
     "retention": {"keep_last": 1, "keep_every": None, "keep_best": None, "cache": "none"},
     "report": {"problems_per_step": 0},
@@ -130,8 +131,9 @@ class SweepFile:
         for kind, tree in (
             ("settings", settings.settings),
             *((f"variants.{n}", t or {}) for n, t in settings.variants.items()),
+            ("grid", {key.partition(".")[0]: values for key, values in settings.grid.items()}),
         ):
-            taken = next((key for key in ("extends", "seed", "start_seed") if key in tree), None)
+            taken = next((key for key in _NOT_A_VARIANTS if key in tree), None)
             if taken is not None:
                 raise SettingsError(
                     f"{kind}: {taken} is not a variant's to set",

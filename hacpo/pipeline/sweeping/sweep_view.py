@@ -33,7 +33,7 @@ class SweepView:
         self._console = Console(stderr=True)
         self._since = time.monotonic()
         self._running: Sequence[PlannedCell] = ()
-        self._live = Live(console=self._console, refresh_per_second=2, get_renderable=self._render, transient=True)
+        self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render, transient=True)
 
     def __enter__(self) -> SweepView:
         if self._console.is_terminal:
@@ -62,6 +62,8 @@ class SweepView:
     def show(self, running: Sequence[PlannedCell], _waiting: int) -> None:
         """What is at work."""
         self._running = running
+        if self._console.is_terminal:  # not by a thread of rich's: processes are forked from here
+            self._live.refresh()
 
     def ended(self, cell: PlannedCell, seconds: float, running: int, waiting: int) -> None:
         """A cell is done."""

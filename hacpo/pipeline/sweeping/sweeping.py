@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hacpo.artifacts import storage
 from hacpo.artifacts.durability import make_folders
-from hacpo.errors import SettingsError
+from hacpo.errors import BusyError, SettingsError
 from hacpo.pipeline.locking.locks import only_one
 from hacpo.pipeline.sweeping.collecting import collect
 from hacpo.pipeline.sweeping.discarding import discard, is_there
@@ -53,8 +54,9 @@ def run_sweep(
                 ended.append(cell)
             for each in [*ended] if sweep.settings.keep == "results" else ():
                 if not work.starts.needed_from(each, work.waiting):
-                    discard(each.pipeline)
-                    ended.remove(each)
+                    with suppress(BusyError):  # somebody looks at it: it stays until the next time
+                        discard(each.pipeline)
+                        ended.remove(each)
 
         with SweepView(name, len(chosen), len(chosen) - len(waiting)) as view:
             view.begins(len(strays(sweep, every)), jobs)

@@ -14,7 +14,8 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.sweeping.collecting import joined
 from hacpo.pipeline.sweeping.planned_cells import planned
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
-from hacpo.pipeline.views.run_results import SCHEMA, results_of
+from hacpo.pipeline.views.run_results import SCHEMA, difference, results_of
+from hacpo.settings import params
 
 
 def read(named: Iterable[str]) -> pl.DataFrame:
@@ -54,7 +55,20 @@ def _read(path: Path) -> pa.Table:
             raise MissingInputError("no cell is done yet", where=folder, remedy=f"run `hacpo sweep {folder}`")
         return joined(done)
     pipeline = Pipeline.open(folder)
+    _check_settings(pipeline)
     return results_of(pipeline)
+
+
+def _check_settings(pipeline: Pipeline) -> None:
+    """Refuse a run whose files were made with other settings than its params.yaml says: they would count as its own."""
+    path = pipeline.layout.settings
+    why = difference(params.recorded(path), pipeline.settings) if path.is_file() else None
+    if why is not None:
+        raise SettingsError(
+            f"was made with other settings than params.yaml has: {why}",
+            where=pipeline.folder,
+            remedy=f"run `{pipeline.command('run')}`, or change it back",
+        )
 
 
 def _read_file(path: Path) -> pa.Table:

@@ -50,6 +50,8 @@ class _Unread(Exception):  # noqa: N818 (says that nothing is known, not that an
 
 def same_value(answer: str, gold: str) -> bool | None:
     """Whether two texts, as `spelling.tidy` leaves them, have one value; None where that takes more than arithmetic."""
+    if _letters(answer) == _letters(gold) and answer != gold:
+        return None  # mu and \\mu
     ours, theirs = value_at_point(answer), value_at_point(gold)
     if ours is None or theirs is None:
         return None
@@ -197,8 +199,10 @@ class _Reader:
             raise _Unread  # transposed
         if first == "{":
             value = self._group("{")
-        elif len(first) == 1 and first.isalnum():
-            value = self._base(self._take())
+        elif (
+            len(first) == 1 and first.isalnum() and second not in (r"\frac", "(", "[", "{") and not second[:1].isdigit()
+        ):
+            value = self._base(self._take())  # of one token: what follows it is no part of it
         else:
             raise _Unread
         if self._next() == "^":
@@ -227,9 +231,10 @@ class _Reader:
         """A number, or `2\\frac{1}{2}`."""
         value = Fraction(token)
         if self._next() == r"\frac":
-            above, below = self._tokens[self._at + 2], self._tokens[self._at + 5 : self._at + 6]
-            if not (token.isdigit() and above.isdigit() and below and below[0].isdigit()):
-                raise _Unread
+            ahead = self._tokens[self._at + 1 : self._at + 7]
+            whole = [part for part in (token, *ahead) if part.isdigit()]
+            if len(whole) != 3 or [part for part in ahead if part not in whole] != ["{", "}", "{", "}"]:
+                raise _Unread  # with anything else in it, a product
             self._take()
             value += Fraction(self._group("{")) / Fraction(self._group("{"))
             if self._next() == "^" or _begins_a_factor(self._next()):
@@ -244,6 +249,11 @@ class _Reader:
         value = self._sum()
         self._take(_CLOSING[opening])
         return value
+
+
+def _letters(text: str) -> str:
+    """A text as it would be without the signs that make a name of Greek letters."""
+    return text.replace("\\", "").replace(" ", "")
 
 
 def _begins_a_factor(token: str) -> bool:

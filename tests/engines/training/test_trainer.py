@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from hacpo.algorithm import batching
 from hacpo.algorithm.training_pool import TrainingPool
 from hacpo.algorithm.updates import UpdatePlan, plan_updates
+from hacpo.artifacts.model_folder import config_hash
 from hacpo.engines.models.checkpoint import load_model, policy_hash, save_model
 from hacpo.engines.training.policy import Policy
 from hacpo.engines.training.trainer import Trainer
@@ -118,6 +120,26 @@ def trainer_of(folder: Path, micro_batch_size: int = 64, recipe: str = "hacpo", 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def test_what_dvc_keeps_in_its_cache_by_link_belongs_to_the_next_checkpoint(models: Path, tmp_path: Path) -> None:
+    """`cache.type symlink`: of the checkpoint before, every file leads to an object; other links are nobody's."""
+    like, folder = tmp_path / "before", tmp_path / "checkpoint"
+    folder.mkdir()
+    shutil.copytree(models / "ada", like)
+    for number, file in enumerate(sorted(like.iterdir())):
+        cached = tmp_path / f".dvc/cache/files/md5/{number:02x}/{number:030x}"
+        cached.parent.mkdir(parents=True)
+        file.rename(cached)
+        cached.chmod(0o444)
+        file.symlink_to(cached)
+    (tmp_path / "private").write_text("{}")
+    (like / "special_tokens_map.json").symlink_to(tmp_path / "private")
+    save_model(trainer_of(models / "ada").model, folder, like=like)
+    assert {file.name for file in folder.iterdir()} == {file.name for file in (models / "ada").iterdir()}
+    assert not any(file.is_symlink() for file in folder.iterdir())
+    assert policy_hash(folder) == policy_hash(models / "ada")
+    assert config_hash(folder) == config_hash(models / "ada")
 
 
 def test_saving_and_resuming_between_steps_changes_no_bit(models: Path, tmp_path: Path) -> None:
