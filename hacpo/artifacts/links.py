@@ -54,6 +54,32 @@ def check_links(layout: Layout, pipeline: Path) -> None:
             )
 
 
+def check_way(start: Path, end: Path, *, is_file: bool = False) -> None:
+    """Refuse a link on the way from one folder down to a file or folder below it, both included.
+
+    Args:
+        is_file: what is at the end, if it is there, must be a regular file.
+
+    Raises:
+        ArtifactError: there is one, or something else than a file.
+    """
+    places = [start, *(start.joinpath(*end.relative_to(start).parts[:depth]) for depth in range(1, _depth(start, end)))]
+    for place in places:
+        if place.is_symlink():
+            raise ArtifactError(
+                "is a link, and nothing of a sweep is written or read through one",
+                where=place,
+                found=f"a link to {os.readlink(place)}",
+                remedy="remove it, or put what it leads to in its place",
+            )
+    if is_file and os.path.lexists(end) and not end.is_file():
+        raise ArtifactError("is no regular file", where=end, remedy="remove it")
+
+
+def _depth(start: Path, end: Path) -> int:
+    return len(end.relative_to(start).parts) + 1
+
+
 def check_dvc_links(dvc: Path) -> None:
     """Refuse a project where what DVC and hacpo write below `.dvc/tmp` (locks, lists, leases) would go through a link.
 

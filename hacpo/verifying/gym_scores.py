@@ -66,9 +66,9 @@ def judge(scorer: str, gold: str, answer: str, *, partial: bool) -> Judgement:
         score = float(dataset.score_answer(answer, {"answer": gold, "metadata": metadata}))
     except Exception as error:  # options and metadata come from a file
         return failure(f"reasoning_gym's scorer of {task} raised {type(error).__name__}")
-    if score >= 1.0:
+    if score == 1.0:  # a sum of parts that is beyond it is a fault of the scorer
         return Judgement(1.0, "correct")
-    return Judgement(_float32(max(0.0, score)) if partial else 0.0, "wrong")
+    return Judgement(_float32(score) if partial and 0.0 < score < 1.0 else 0.0, "wrong")
 
 
 @lru_cache(maxsize=64)

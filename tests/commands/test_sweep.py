@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import polars as pl
@@ -170,6 +171,39 @@ def test_of_runs_whose_results_are_kept_nothing_else_is(study: Path, cli: Cli) -
     assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        "artifacts/study/small",
+        "artifacts/study/small/gspo/seed-1",
+        "artifacts/study/.logs",
+        "artifacts/study/.results/small/gspo/seed-1.parquet",
+        "artifacts/study/.logs/small/gspo/seed-1.log",
+        "pipelines/study/small",
+    ],
+)
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_sweep_that_was_handed_over_leads_nowhere_else(study: Path, cli: Cli, link: str, leads: bool) -> None:
+    described(DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n")
+    victim = study / "victim"
+    victim.mkdir()
+    (victim / "work.txt").write_text("mine")
+    Path(link).parent.mkdir(parents=True, exist_ok=True)
+    is_file = Path(link).suffix in (".log", ".parquet")
+    if leads:
+        Path(link).symlink_to(victim / "work.txt" if is_file else victim)
+    elif is_file:
+        os.mkfifo(link)
+    else:
+        return
+    for options in ([], ["--dry-run"]):
+        refused = cli("sweep", "pipelines/study", *options)
+        assert refused.code in (2, 4)
+        assert any(part in refused.error for part in ("is a link", "is no regular file", "is no pipeline folder"))
+    assert [path.name for path in victim.iterdir()] == ["work.txt"]
+    assert (victim / "work.txt").read_text() == "mine"
+
+
 def test_what_a_run_has_read_is_not_its_own_to_remove(study: Path, cli: Cli) -> None:
     """Models that `dvc add` has put in the cache, which is all there is of them in a clone."""
     from dvc.repo import Repo
@@ -177,8 +211,9 @@ def test_what_a_run_has_read_is_not_its_own_to_remove(study: Path, cli: Cli) -> 
     models = Path("models").resolve()  # a link to everybody's
     Path("models").unlink()
     shutil.copytree(models, "models")
-    with Repo(str(study)) as repo:
-        repo.add(["models/ada"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # DVC's own
+        Repo(str(study)).add(["models/ada"])
     added = {path for path in Path(".dvc/cache/files").rglob("*") if path.is_file()}
     assert added
     text = DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n"
@@ -232,6 +267,10 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(study: Path, cli: Cli) ->
         ),
         (DESCRIBED.replace("hacpo: {}", "hacpo: {seed: 3}"), "variants.hacpo: seed is not a variant's to set"),
         (DESCRIBED + "grid: {optimizer.learning_rte: [1.0e-4]}", "unknown key 'optimizer.learning_rte'"),
+        (
+            DESCRIBED + f"grid: {{optimizer.learning_rate: {[*range(10_000)]}}}",
+            "describes too many runs (expected at most",
+        ),
         (DESCRIBED + "grid: {seed: [5, 6]}", "grid: seed is not a variant's to set"),
         (DESCRIBED + "grid: {optimizer.learning_rate: []}", "grid: optimizer.learning_rate has no value"),
         (DESCRIBED + "grid: {sampling.stop: [[a], [a]]}", "grid: two combinations have one name"),

@@ -124,7 +124,7 @@ def test_only_the_last_box_is_an_answer_and_a_cut_response_has_none(verifier: Ve
         ("[" * 100_000, "the problem's scorer is not readable"),
         ('{"task": "gcd", "options": {"a": 1}, "metadata": {}}', "reasoning_gym's scorer of gcd raised TypeError"),
         ('{"task": "word_sorting", "options": {}, "metadata": {}}', "scorer of word_sorting raised KeyError"),
-        ('{"task": "number_format", "options": {}, "metadata": {"solution": "x"}}', ""),
+        ('{"task": "spell_backward", "options": {}, "metadata": {}}', "is no task of reasoning_gym that is allowed"),
     ],
 )
 def test_a_stranger_s_problem_file_calls_no_other_scorer(verifier: Verifier, scorer: str, says: str) -> None:

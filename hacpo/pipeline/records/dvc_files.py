@@ -188,6 +188,7 @@ def stamp(pipeline: Pipeline) -> list[Path]:
         for key, given in (("model", agent.model), ("chat_template", agent.chat_template)):
             if given is not None and Path(given).is_relative_to(f"artifacts/{pipeline.run}"):
                 raise SettingsError("an agent cannot start from its own run's output", where=f"agents.{name}.{key}")
+    _ignore_artifacts(pipeline)
     files = rendered(pipeline)
     changed = [path for path, text in files.items() if not _says(path, text)]
     for path in changed:
@@ -198,3 +199,12 @@ def stamp(pipeline: Pipeline) -> list[Path]:
             extra.unlink()
             changed.append(extra)
     return changed
+
+
+def _ignore_artifacts(pipeline: Pipeline) -> None:
+    """In a git repository, have git leave artifacts alone, as DVC would: but DVC does it output by output, with files
+    in folders that other stages read by then."""
+    root, ignoring = pipeline.root.resolve(), pipeline.root / "artifacts" / ".gitignore"
+    if not ignoring.exists() and any((folder / ".git").exists() for folder in (root, *root.parents)):
+        with atomic(ignoring) as scratch:
+            scratch.write_text("*\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hacpo.artifacts import storage
+from hacpo.artifacts.links import check_links
 from hacpo.artifacts.text_files import load_json, read_text
 from hacpo.pipeline.locking.locks import driver_lock
 from hacpo.pipeline.project import Pipeline
@@ -32,8 +33,10 @@ def discard(pipeline: Pipeline) -> None:
 
     Raises:
         BusyError: somebody works on it.
+        ArtifactError: a link lies among its files.
         StorageError: the disk refuses.
     """
+    check_links(pipeline.layout, pipeline.folder)
     books = Books(pipeline.root)
     with books.claimed(pipeline.layout.root), driver_lock(pipeline.layout, command="hacpo sweep"), books.open():
         for path in [*_objects(pipeline, books), *_run_cache(pipeline, books)]:
@@ -107,8 +110,8 @@ def _with_contents(names: set[str], cache: object) -> set[str]:
 def _run_cache(pipeline: Pipeline, books: Books) -> Iterator[Path]:
     """DVC's notes of what was made of what, by this run's commands."""
     command = re.compile(rf"^cmd: hacpo \S+ pipelines/{re.escape(pipeline.run)}( |$)", re.MULTILINE)
-    folder = Path(books.repo.stage_cache.cache_dir)
-    for file in folder.glob("*/*/*") if folder.is_relative_to(books.repo.root_dir) else ():
+    folder = Path(books.repo.stage_cache.cache_dir).resolve()
+    for file in folder.glob("*/*/*") if folder.is_relative_to(Path(books.repo.root_dir).resolve()) else ():
         try:
             if command.search(read_text(file)):
                 yield file

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts import storage
+from hacpo.artifacts.links import check_way
 from hacpo.artifacts.text_files import read_text
 from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
@@ -102,6 +103,7 @@ def planned(sweep: SweepFile) -> list[PlannedCell]:
 
     Raises:
         SettingsError: a base, a variant or their combination cannot be used, or the folder is no place for runs.
+        ArtifactError: a link, or something that is no file, lies in the place of something of the sweep.
     """
     read: dict[Path, dict[str, Any]] = {}
     result = []
@@ -114,8 +116,18 @@ def planned(sweep: SweepFile) -> list[PlannedCell]:
         pipeline = Pipeline.to_be(folder, settings)
         group = pipeline.layout.root.joinpath(*[os.pardir] * len(Path(cell.name).parts))
         group = Path(os.path.normpath(group))
-        result.append(PlannedCell(cell, pipeline, _params_text(cell, folder, pipeline), group))
+        planned_cell = PlannedCell(cell, pipeline, _params_text(cell, folder, pipeline), group)
+        _check_links(sweep.folder, planned_cell)
+        result.append(planned_cell)
     return result
+
+
+def _check_links(folder: Path, cell: PlannedCell) -> None:
+    """A study that was handed over may lead elsewhere: what is written, and removed, must be its own."""
+    check_way(folder, cell.pipeline.folder)
+    check_way(cell.group, cell.pipeline.layout.root)
+    check_way(cell.group, cell.results, is_file=True)
+    check_way(cell.group, cell.log, is_file=True)
 
 
 def _params_text(cell: Cell, folder: Path, pipeline: Pipeline) -> str:

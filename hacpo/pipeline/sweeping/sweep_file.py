@@ -7,6 +7,7 @@ value of every key of the grid, then its seeds.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from hacpo.settings.base import NAME, Section, knob, merged
 from hacpo.settings.params import refusal
 
 SWEEP = "sweep.yaml"
+_MOST_CELLS = 10_000
 _NOT_A_VARIANTS = ("extends", "seed", "start_seed")
 _COMPACT: Mapping[str, Any] = {
     "retention": {"keep_last": 1, "keep_every": None, "keep_best": None, "cache": "none"},
@@ -125,6 +127,9 @@ class SweepFile:
         for kind, seeds in (("seeds", settings.seeds), ("start_seeds", settings.start_seeds)):
             if len({*seeds}) < len(seeds) or min(seeds, default=0) < 0:
                 raise SettingsError(f"{kind}: expected whole numbers from 0, each once", where=where, found=seeds)
+        runs = len(settings.bases) * len(settings.variants) * len(settings.seeds) * max(len(settings.start_seeds), 1)
+        if (count := runs * math.prod(map(len, settings.grid.values()))) > _MOST_CELLS:
+            raise SettingsError("describes too many runs", where=where, expected=f"at most {_MOST_CELLS}", found=count)
         for key, values in settings.grid.items():
             if not values:
                 raise SettingsError(f"grid: {key} has no value", where=where, remedy="name some, or leave it out")

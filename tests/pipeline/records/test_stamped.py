@@ -204,3 +204,20 @@ def test_the_stage_flushes_as_the_settings_say(project: Path, cli: Cli, monkeypa
     PARAMS.write_text(f"{PARAMS.read_text()}disk: {{fsync: false}}\n")
     assert cli("resolve", "pipelines/small").code == 0
     assert flushed == []
+
+
+@pytest.mark.parametrize("git", [True, False])
+def test_git_leaves_artifacts_alone_before_dvc_would_say_so_output_by_output(
+    project: Path, cli: Cli, git: bool
+) -> None:
+    """A file of DVC's for git, in a folder that a stage has read by then, would be a change of what it read."""
+    ignoring = Path("artifacts/.gitignore")
+    if git:
+        subprocess.run(["git", "init", "--quiet"], check=True)
+    assert cli("plan", "pipelines/small").code == 0
+    assert ignoring.exists() == git
+    if git:
+        assert ignoring.read_text() == "*\n"
+        ignoring.write_text("mine\n")
+        assert cli("plan", "pipelines/small").code == 0
+        assert ignoring.read_text() == "mine\n"
