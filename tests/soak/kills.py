@@ -5,6 +5,7 @@ A trial is the life of one run: killed some times on its way, then finished by e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -12,6 +13,8 @@ import re
 import subprocess
 import time
 from dataclasses import dataclass
+
+import psutil
 
 from . import checks, processes
 from .frame import Bench, Part, Trial
@@ -174,7 +177,8 @@ class _Life:
         if mode == "one below":
             below = started.below()
             if below:
-                self._dice.choice(below).kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                    self._dice.choice(below).kill()
                 self._let_go(started)
                 return True
         elif mode == "driver alone":
@@ -182,7 +186,8 @@ class _Life:
             return True
         elif mode == "all at once":
             for process in list(processes.marked(str(self._sandbox.folder))):
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         started.kill_group()
         return True
 
