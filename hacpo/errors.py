@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-_USER_OF_URL = re.compile(r"(\w+://)[^/\s]+@")
-"""A name and a password in an address, up to the last @ before its path."""
+_USER_OF_URL = re.compile(r"""://(?:[^/\s"'<>]{1,1000}|[^/@\s"'<>]{0,1000}:[^\s"'<>]{0,1000})@""")
+"""Up to the last @ of what has no slash, or of what follows a colon: a password may hold both."""
 
 
 class HacpoError(Exception):
@@ -46,7 +46,7 @@ def _line(what: str, where: object, facts: dict[str, object], remedy: str) -> st
 
 def without_passwords(text: str) -> str:
     """Text whose addresses name no users."""
-    return _USER_OF_URL.sub(r"\1***@", text)
+    return _USER_OF_URL.sub("://***@", text)
 
 
 def first_line(error: BaseException, most: int = 120) -> str:

@@ -94,7 +94,7 @@ def leftovers(root: Path) -> Iterator[Problem]:
         if path.name not in (".dvc", ".dvcignore", ".git", ".gitignore", "artifacts", "models", "pipelines"):
             yield Problem("leftover", path.name)
     for path in sorted((root / "artifacts").iterdir()):
-        if path.name != RUN:
+        if path.name not in (RUN, ".gitignore"):
             kind = "traceback" if path.name == ".crashes" else "leftover"
             yield Problem(kind, str(path.relative_to(root)))
     for key in (root / ".dvc" / "cache" / "runs").glob("*/*"):

@@ -16,7 +16,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from hacpo.errors import harmless
+from hacpo.errors import harmless, without_passwords
 
 EXIT_CODE = 70
 """Of a command that ended with a fault of its own (EX_SOFTWARE of sysexits.h)."""
@@ -29,8 +29,6 @@ _SECRET = re.compile(r"(?i)token(?!izer)|secret|pass|_pwd$|credential|auth(?!or)
 """Names of environment variables that hold one; `TOKENIZERS_PARALLELISM` holds a word that stands in any settings."""
 _WORDS = {"true", "false", "none", "null", "auto"}
 """What such a variable may hold and any settings too."""
-_USER_OF_URL = re.compile(r"""://(?:[^/\s"'<>]{1,1000}|[^/@\s"'<>]{0,1000}:[^\s"'<>]{0,1000})@""")
-"""Up to the last @ of what has no slash, or of what follows a colon: a password may hold both."""
 _ARTIFACTS = Path("artifacts")
 _LONGEST_SETTINGS = 100_000
 """Characters of a params.yaml that are taken along."""
@@ -133,7 +131,7 @@ def _spellings(value: str) -> set[str]:
 
 def _without_secrets(text: str) -> str:
     """Without users and passwords of URLs, and without the value of any environment variable that is named like one."""
-    text = _USER_OF_URL.sub("://***@", text)
+    text = without_passwords(text)
     secrets = {
         spelled: name
         for name, value in os.environ.items()
