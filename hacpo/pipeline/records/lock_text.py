@@ -28,22 +28,16 @@ def with_stage(text: str, name: str, entry: Any, place: Callable[[str], int], wh
         entry: what `dvc.stage.serialize.to_lockfile` says of the stage.
         where: the lock, for DVC's own error where it is no YAML.
     """
-    from dvc.utils.serialize import dumps_yaml
-
     known = entries(text or _HEAD)
     if known is None:
         return _printed_anew(text, name, entry, place, where)
-    quick = printed(entry, 4) if _PATH.fullmatch(name) else None
-    known[name] = (
-        dumps_yaml({"stages": {name: entry}}).removeprefix("stages:\n") if quick is None else f"  {name}:\n{quick}"
-    )
+    known[name] = _printed_stage(name, entry)
     return _HEAD + "".join(known[stage] for stage in sorted(known, key=place))
 
 
 def says(text: str, name: str, entry: Mapping[str, Any]) -> bool:
     """Whether a lock has just this entry of a stage; False also where that cannot be seen without parsing it."""
-    expected = printed(entry, 4)
-    return expected is not None and (entries(text) or {}).get(name) == f"  {name}:\n{expected}"
+    return (entries(text) or {}).get(name) == _printed_stage(name, entry)
 
 
 def entries(text: str) -> dict[str, str] | None:
@@ -65,6 +59,16 @@ def output_md5(text: str, path: str) -> str:
     made = rf"^    outs:\n(?:    [- ] .*\n)*?    - path: {re.escape(path)}\n      hash: md5\n      md5: (.+)\n"
     recorded = re.search(made, text, re.MULTILINE)
     return recorded[1] if recorded else ""
+
+
+def _printed_stage(name: str, entry: Any) -> str:
+    from dvc.utils.serialize import dumps_yaml
+
+    quick = printed(entry, 4) if _PATH.fullmatch(name) else None
+    if quick is not None:
+        return f"  {name}:\n{quick}"
+    text: str = dumps_yaml({"stages": {name: entry}})
+    return text.removeprefix("stages:\n")
 
 
 def _printed_anew(text: str, name: str, entry: Any, place: Callable[[str], int], where: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dvc.utils.serialize import dumps_yaml, parse_yaml
 
-from hacpo.pipeline.records.lock_text import output_md5, printed, with_stage
+from hacpo.pipeline.records.lock_text import output_md5, printed, says, with_stage
 
 ORDER = ["warmup-ada", "generate@ada", "generate@bo", "verify@ada"]
 
@@ -93,6 +93,8 @@ def test_what_yaml_would_read_otherwise_is_left_to_dvc(path: str, md5: str) -> N
     assert printed(odd, 4) is None
     text = with_stage("", "generate@ada", odd, place, "dvc.lock")
     assert text == dumps_yaml({"schema": "2.0", "stages": {"generate@ada": odd}})
+    assert says(text, "generate@ada", odd)  # else its step would be compared in every run
+    assert not says(text, "generate@ada", plain())
 
 
 def test_a_command_beyond_the_width_is_folded_as_dvc_folds_it() -> None:
