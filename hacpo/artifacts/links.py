@@ -63,8 +63,7 @@ def check_way(start: Path, end: Path, *, is_file: bool = False) -> None:
     Raises:
         ArtifactError: there is one, or something else than a file.
     """
-    places = [start, *(start.joinpath(*end.relative_to(start).parts[:depth]) for depth in range(1, _depth(start, end)))]
-    for place in places:
+    for place in reversed([end, *end.parents[: len(end.relative_to(start).parts)]]):
         if place.is_symlink():
             raise ArtifactError(
                 "is a link, and nothing of a sweep is written or read through one",
@@ -74,10 +73,6 @@ def check_way(start: Path, end: Path, *, is_file: bool = False) -> None:
             )
     if is_file and os.path.lexists(end) and not end.is_file():
         raise ArtifactError("is no regular file", where=end, remedy="remove it")
-
-
-def _depth(start: Path, end: Path) -> int:
-    return len(end.relative_to(start).parts) + 1
 
 
 def check_dvc_links(dvc: Path) -> None:

@@ -521,6 +521,17 @@ def test_a_list_of_texts_that_a_dictionary_multiplies_is_read_within_bounds(
     assert "bomb.parquet: is more than 2 GiB unpacked" in result.error
 
 
+def test_a_file_is_read_for_so_long_and_no_longer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hacpo.data.importing import formats, trial
+
+    monkeypatch.setattr(trial, "SECONDS", 1)
+    monkeypatch.setattr(formats, "read_parquet", lambda path: pytest.fail(f"{path} was read without bounds"))
+    pq.write_table(pa.table({"question": range(10_000_000)}), "slow.parquet")
+    result = cli("import", "mine", "--from", "slow.parquet", "--split", "train")
+    assert result.code == 5
+    assert "slow.parquet: takes more than 1 seconds to read. Import it in parts" in result.error
+
+
 def alike(count: int) -> pa.DictionaryArray:
     """One text of 1 KB, `count` times."""
     return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * 1000]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -221,6 +222,29 @@ def test_what_a_run_has_read_is_not_its_own_to_remove(study: Path, cli: Cli) -> 
     assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
     assert os.listdir("pipelines/study/small/gspo/seed-1") == ["params.yaml"]
     assert {path for path in Path(".dvc/cache/files").rglob("*") if path.is_file()} >= added
+
+
+def test_what_a_commit_names_of_a_run_stays_in_the_cache(study: Path, cli: Cli) -> None:
+    cell = "pipelines/study/small/gspo/seed-1"
+    described(DESCRIBED.replace("[1, 2]", "[1]"))
+    assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
+    lock = Path(cell, "steps/0001/dvc.lock")
+    named = {f"{md5[:2]}/{md5[2:]}" for md5 in re.findall(r"md5: (\w{32})$", lock.read_text(), re.MULTILINE)}
+    who = ("-c", "user.name=me", "-c", "user.email=me@here")
+    for words in (
+        ("init", "--quiet"),
+        ("add", "--force", str(lock)),
+        (*who, "commit", "--quiet", "--message", "so far"),
+    ):
+        subprocess.run(["git", *words], check=True)
+    cached = {path for name in named if (path := Path(".dvc/cache/files/md5", name)).is_file()}
+    assert cached  # the metrics; tables are in folders
+    others = {path for path in Path(".dvc/cache/files/md5").glob("??/*") if path.is_file()}
+    described(DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n")
+    assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
+    assert os.listdir(cell) == ["params.yaml"]
+    left = {path for path in Path(".dvc/cache/files/md5").glob("??/*") if path.is_file()}
+    assert cached <= left < others
 
 
 def test_what_has_changed_is_made_again_only_when_asked(study: Path, cli: Cli) -> None:

@@ -34,7 +34,7 @@ def try_parquet(path: Path) -> None:
         TooLargeError: it takes more than `MEMORY`.
         DataError: it cannot be read, or not within `SECONDS`.
     """
-    command = [sys.executable, "-P", "-m", __spec__.name, str(MEMORY), str(os.getpid()), str(path)]
+    command = [sys.executable, "-P", "-m", __spec__.name, str(MEMORY), str(SECONDS), str(os.getpid()), str(path)]
     # Arrow's own allocators take address space beforehand.
     environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
     done = subprocess.run(
@@ -58,13 +58,14 @@ def try_parquet(path: Path) -> None:
 
 
 def main() -> int:
-    """`python -m hacpo.data.importing.trial BYTES PARENT FILE`: reads the file; the exit code says what came of it."""
-    more, parent, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    """`python -m hacpo.data.importing.trial BYTES SECONDS PARENT FILE`: reads the file; the exit code says what came
+    of it."""
+    more, seconds, parent, path = *map(int, sys.argv[1:4]), Path(sys.argv[4])
     kernel.end_with_parent()
     if os.getppid() != parent:
         return 1
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     kernel.bound_memory(more)
     try:
         read_parquet(path)

@@ -28,7 +28,7 @@ from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.distrust import check_object
 from hacpo.pipeline.records.dvc_files import cached_steps, is_cached, set_cached
 from hacpo.pipeline.records.flushing import flushed_copies
-from hacpo.pipeline.records.history import MD5, History
+from hacpo.pipeline.records.history import MD5, History, dvc_records
 from hacpo.pipeline.records.lock_text import output_md5
 from hacpo.pipeline.records.order import makes_checkpoint, step_file
 from hacpo.pipeline.retention.pruning import AgentPlan
@@ -347,11 +347,9 @@ def _unlink_from(folder: Path, going: Mapping[str, Path]) -> None:
 
 def _tracked_files(root: Path) -> Iterator[str]:
     """The hashes that the user's own `.dvc` files name."""
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in ("artifacts", ".git", ".dvc", ".venv")]
-        for name in files:
-            if name.endswith(".dvc"):
-                yield from (found.decode() for found in MD5.findall(_content(Path(folder) / name)))
+    for path in dvc_records(root):
+        if path.suffix == ".dvc":
+            yield from (found.decode() for found in MD5.findall(_content(path)))
 
 
 def _content(path: Path) -> bytes:

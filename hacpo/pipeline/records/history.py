@@ -1,20 +1,29 @@
-"""What git's commits say of DVC's objects: an object that a commit names brings that commit back."""
+"""Where DVC's objects are named: in files of the project, and in git's commits, which such an object brings back."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MD5 = re.compile(rb"\b[0-9a-f]{32}\b")
 """What DVC's files call an object."""
+_NOBODYS = (".git", ".dvc", ".venv")
 _MISSING = re.compile(rb"^[0-9a-f]{40,64} missing$", re.MULTILINE)
 _STASHES = ("-c", "log.showSignature=false", "stash", "list", "--format=%H")
 _RECORDS = (":(top,glob)**/dvc.lock", ":(top,glob)**/*.dvc")
 _AT_ONCE = 500
 _SECONDS = 600.0
+
+
+def dvc_records(root: Path) -> Iterator[Path]:
+    """All locks of a project, and what `dvc add` has written beside folders and files."""
+    for folder, inner, names in os.walk(root):
+        here = Path(folder)
+        inner[:] = [] if here == root / "artifacts" else [name for name in inner if name not in _NOBODYS]
+        yield from (here / name for name in names if name == "dvc.lock" or name.endswith(".dvc"))
 
 
 class History:

@@ -16,6 +16,7 @@ _PATH = re.compile(r"(?!(?i:true|false|null)$)[A-Za-z][\w./=@-]{3,}", re.ASCII)
 _HASH = re.compile(r"md5")
 _MD5 = re.compile(r"(?=.*[acdf])[0-9a-f]{32}(\.dir)?")
 """These mean to YAML what they are: no number, no truth value, and nothing in them begins anything."""
+_OBJECT = re.compile(r"\b[0-9a-f]{32}(?:\.dir)?\b")
 _WIDTH = 80
 """Longer lines are folded."""
 
@@ -59,6 +60,22 @@ def output_md5(text: str, path: str) -> str:
     made = rf"^    outs:\n(?:    [- ] .*\n)*?    - path: {re.escape(path)}\n      hash: md5\n      md5: (.+)\n"
     recorded = re.search(made, text, re.MULTILINE)
     return recorded[1] if recorded else ""
+
+
+def made_objects(text: str) -> set[str]:
+    """The objects that a lock names as its stages' outputs, of folders with `.dir`."""
+    section, made = "", set[str]()
+    for line in text.splitlines():
+        if line.startswith("    ") and line[4:5].isalpha():
+            section = line.strip()
+        elif section == "outs:":
+            made |= named_objects(line)
+    return made
+
+
+def named_objects(text: str) -> set[str]:
+    """The objects that one of DVC's files names, of folders with `.dir`."""
+    return set(_OBJECT.findall(text))
 
 
 def _printed_stage(name: str, entry: Any) -> str:

@@ -7,7 +7,6 @@ params.yaml stays, so the run can be made again. Killed at any moment, the next 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,9 @@ from hacpo.artifacts.text_files import load_json, read_text
 from hacpo.pipeline.locking.locks import driver_lock
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
+from hacpo.pipeline.records.history import History, dvc_records
+from hacpo.pipeline.records.lock_text import made_objects, named_objects
 from hacpo.pipeline.records.seen import Seen
-
-_OBJECT = re.compile(r"\b[0-9a-f]{32}(?:\.dir)?\b")
 
 
 def is_there(pipeline: Pipeline) -> bool:
@@ -55,44 +54,25 @@ def discard(pipeline: Pipeline) -> None:
 
 def _objects(pipeline: Pipeline, books: Books) -> Iterator[Path]:
     """What DVC's cache has that this run has made, and that nothing else in the project names: no other lock, not what
-    this one's stages read (somebody's models, problems, functions), and no file that `dvc add` has written. A cache
-    outside the project may serve others."""
-    cache = books.repo.cache.local
-    if not Path(cache.path).resolve().is_relative_to(Path(books.repo.root_dir).resolve()):
+    this one's stages read (somebody's models, problems, functions), no file that `dvc add` has written, and no commit;
+    nothing where git does not tell. A cache outside the project may serve others."""
+    cache, committed = books.repo.cache.local, History(pipeline.root).named()
+    if committed is None or not Path(cache.path).resolve().is_relative_to(Path(books.repo.root_dir).resolve()):
         return
     here = pipeline.folder.resolve()
     mine: set[str] = set()
     read: set[str] = set()
     others: set[str] = set()
-    for file in _files_of_dvc(pipeline):
+    for file in dvc_records(pipeline.root):
         text = read_text(file)
         if file.resolve().is_relative_to(here):
-            mine |= _made(text)
-            read |= set(_OBJECT.findall(text)) - _made(text)
+            mine |= made_objects(text)
+            read |= named_objects(text) - made_objects(text)
         else:
-            others |= set(_OBJECT.findall(text))
-    others |= read - mine
+            others |= named_objects(text)
+    others |= (read - mine) | committed | {f"{name}.dir" for name in committed}
     for name in _with_contents(mine - others, cache) - _with_contents(others, cache):
         yield Path(cache.oid_to_path(name))
-
-
-def _files_of_dvc(pipeline: Pipeline) -> Iterator[Path]:
-    """All locks of a project, and what `dvc add` has written beside folders and files."""
-    artifacts = pipeline.root / "artifacts"
-    for folder, inner, names in os.walk(pipeline.root):
-        inner[:] = [name for name in inner if not name.startswith(".") and Path(folder, name) != artifacts]
-        yield from (Path(folder, name) for name in names if name == "dvc.lock" or name.endswith(".dvc"))
-
-
-def _made(lock: str) -> set[str]:
-    """The objects that a lock names as its stages' outputs."""
-    section, made = "", set[str]()
-    for line in lock.splitlines():
-        if line.startswith("    ") and line[4:5].isalpha():
-            section = line.strip()
-        elif section == "outs:":
-            made |= set(_OBJECT.findall(line))
-    return made
 
 
 def _with_contents(names: set[str], cache: object) -> set[str]:
