@@ -16,7 +16,7 @@ from hacpo.algorithm.rollouts import Rollout, in_order, supports
 from hacpo.algorithm.support import Support, to_column
 from hacpo.artifacts.list_columns import Flags, Ints, ListColumn
 from hacpo.artifacts.problem_rows import Asked
-from hacpo.artifacts.tables import POOL, SUPPORT
+from hacpo.artifacts.tables import POOL
 from hacpo.errors import ArtifactError
 from hacpo.settings.agents import PromptSettings
 from hacpo.tokens.context_length import context_length, vocabulary_rows
@@ -192,8 +192,9 @@ def build_pool(
     rows = rows_npg.transpose(1, 0, 2).ravel()
     table = pa.concat_tables(parts).take(pa.array(rows)).combine_chunks()
     flat = [support for kept in kept_of for support in (kept or [None] * count)]
-    column = to_column([flat[row] for row in rows]) if any(kept_of) else pa.nulls(len(rows), SUPPORT)
-    return table.append_column(POOL.schema.field("support"), column).select(POOL.schema.names)
+    field = POOL.schema.field("support")
+    column = to_column([flat[row] for row in rows]) if any(kept_of) else pa.nulls(len(rows), field.type)
+    return table.append_column(field, column).select(POOL.schema.names)
 
 
 def _part(

@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hacpo.artifacts.tables import SUPPORT
+from hacpo.artifacts.tables import SUPPORT, arrow_type
 
 _IDS_AT_ONCE = 1 << 28
 """Most ids in one Arrow chunk of a column: its offsets are 32-bit."""
+
+_COLUMN = arrow_type(SUPPORT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +85,7 @@ def to_column(supports: Sequence[Support | None]) -> pa.ChunkedArray:
             start, held = number, 0
         held += size
     chunks.append(_chunk(supports[start:]))
-    return pa.chunked_array(chunks, SUPPORT)
+    return pa.chunked_array(chunks, _COLUMN)
 
 
 def _chunk(supports: Sequence[Support | None]) -> pa.Array:
@@ -91,9 +93,9 @@ def _chunk(supports: Sequence[Support | None]) -> pa.Array:
     ids = np.concatenate([np.empty(0, np.int32), *(support.token_ids for support in present)])
     counts = np.concatenate([np.empty(0, np.int64), *(support.counts for support in present)])
     positions = np.array([0 if support is None else len(support) for support in supports], dtype=np.int64)
-    inner = pa.ListArray.from_arrays(_offsets(counts), pa.array(ids), type=SUPPORT.value_type)
+    inner = pa.ListArray.from_arrays(_offsets(counts), pa.array(ids), type=_COLUMN.value_type)
     nulls = pa.array([support is None for support in supports], pa.bool_())
-    return pa.ListArray.from_arrays(_offsets(positions), inner, type=SUPPORT, mask=nulls)
+    return pa.ListArray.from_arrays(_offsets(positions), inner, type=_COLUMN, mask=nulls)
 
 
 def _offsets(counts: npt.NDArray[np.int64]) -> pa.Array:

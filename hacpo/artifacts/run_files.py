@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from hacpo.artifacts import parquet
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.shards import Shard
 from hacpo.artifacts.tables import EVERY_STEP, PROBLEMS, Table, owner_of, step_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hacpo.artifacts.shards import Shard
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class RunFiles:
             MissingInputError: it is not there.
             ArtifactError: it is damaged, incomplete, or of another run, step or agent.
         """
+        from hacpo.artifacts import parquet
+
         path, partition = self.path(table, step, whose), table.partition(step, whose)
         return parquet.read_table(path, table, run=self.name, partition=partition, columns=columns, made_by=made_by)
 
@@ -68,6 +72,8 @@ class RunFiles:
         made_by: str = "",
     ) -> Iterator[Shard]:
         """A checked table, one shard after another; arguments and errors as for `read`."""
+        from hacpo.artifacts import parquet
+
         path, partition = self.path(table, step, whose), table.partition(step, whose)
         return parquet.whole_shards(path, table, run=self.name, partition=partition, columns=columns, made_by=made_by)
 

@@ -5,32 +5,50 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Row = Mapping[str, Any]
 """One row of a table, to be looked at and never changed."""
 
-_IDS = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_IDS = "list<int32>"
 
-_LOGPROBS = pa.list_(pa.field("element", pa.float32(), nullable=False))
+_LOGPROBS = "list<float32>"
 
-SUPPORT = pa.list_(pa.field("element", _IDS, nullable=False))
+SUPPORT = "list<list<int32>>"
 """One list of kept token ids per token of a response (`hacpo.algorithm.support`)."""
 
-_WINDOW = pa.list_(pa.field("element", pa.float64(), nullable=False))
+_WINDOW = "list<float64>"
 
-_WINDOW_OF_LISTS = pa.list_(pa.field("element", _WINDOW, nullable=False))
+_WINDOW_OF_LISTS = "list<list<float64>>"
 
 
-def _columns(**types: pa.DataType | tuple[pa.DataType, None]) -> pa.Schema:
-    """A schema in the given order; a `(type, None)` column may be null."""
-    return pa.schema(
-        [
-            pa.field(name, kind[0] if isinstance(kind, tuple) else kind, nullable=isinstance(kind, tuple))
-            for name, kind in types.items()
-        ]
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its name, its type as `arrow_type` reads it, and whether it may be null."""
+
+    name: str
+    kind: str
+    nullable: bool = False
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    """The Arrow type that a column names: one of Arrow's own names, or `list<...>` of one, no element of it null."""
+    import pyarrow as pa  # here, so that whoever asks where files lie alone need not load it
+
+    if kind.startswith("list<"):
+        return pa.list_(pa.field("element", arrow_type(kind.removeprefix("list<").removesuffix(">")), nullable=False))
+    return pa.type_for_alias(kind)
+
+
+def _columns(**types: str | tuple[str, None]) -> tuple[Column, ...]:
+    """Columns in the given order; a `(type, None)` column may be null."""
+    return tuple(
+        Column(name, kind[0], nullable=True) if isinstance(kind, tuple) else Column(name, kind)
+        for name, kind in types.items()
     )
 
 
@@ -133,13 +151,20 @@ class Table(Artifact):
         notes: what a column holds where its name does not say so, for docs/artifacts.md.
     """
 
-    schema: pa.Schema
+    columns: tuple[Column, ...]
     key: tuple[str, ...]
     kind: str = ""
     version: int = 1
     added: tuple[str, ...] = ()
     filled: bool = False
     notes: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Its columns as Arrow knows them."""
+        import pyarrow as pa
+
+        return pa.schema([pa.field(each.name, arrow_type(each.kind), nullable=each.nullable) for each in self.columns])
 
     def partition(self, step: int | None, agent: str = "") -> str:
         """What `hacpo.partition` says in a file of it: `step=0007/agent=ada`; empty where the run has one alone."""
@@ -181,15 +206,15 @@ PROBLEMS = Table(
     "problems",
     "data",
     "run",
-    schema=_columns(
-        problem_id=pa.string(),
-        problem=pa.string(),
-        answer=pa.string(),
-        solution=(pa.string(), None),
-        subject=(pa.string(), None),
-        level=(pa.int32(), None),
-        source=pa.string(),
-        scorer=(pa.string(), None),
+    columns=_columns(
+        problem_id="string",
+        problem="string",
+        answer="string",
+        solution=("string", None),
+        subject=("string", None),
+        level=("int32", None),
+        source="string",
+        scorer=("string", None),
     ),
     key=("problem_id",),
     added=("scorer",),
@@ -202,9 +227,7 @@ SCHEDULE = Table(
     "",
     "run",
     "schedule.parquet",
-    schema=_columns(
-        step=pa.int32(), position=pa.int32(), problem_id=pa.string(), problem=pa.string(), answer=pa.string()
-    ),
+    columns=_columns(step="int32", position="int32", problem_id="string", problem="string", answer="string"),
     key=("step", "position"),
     filled=True,
 )
@@ -223,20 +246,20 @@ ROLLOUTS = Table(
     "rollouts",
     "rollouts",
     "agent",
-    schema=_columns(
-        rollout_id=pa.string(),
-        step=pa.int32(),
-        agent=pa.string(),
-        problem_id=pa.string(),
-        sample=pa.int16(),
+    columns=_columns(
+        rollout_id="string",
+        step="int32",
+        agent="string",
+        problem_id="string",
+        sample="int16",
         prompt_token_ids=_IDS,
         token_ids=_IDS,
-        text=pa.string(),
-        finish_reason=pa.string(),
+        text="string",
+        finish_reason="string",
         sampler_logprobs=_LOGPROBS,
         logprobs=_LOGPROBS,
-        policy=pa.string(),
-        stop_string=(pa.string(), None),
+        policy="string",
+        stop_string=("string", None),
         support=(SUPPORT, None),
         support_logprob=(_LOGPROBS, None),
     ),
@@ -260,15 +283,15 @@ VERDICTS = Table(
     "verdicts",
     "verdicts",
     "agent",
-    schema=_columns(
-        rollout_id=pa.string(),
-        reward=pa.float32(),
-        verdict=pa.string(),
-        extracted=(pa.string(), None),
-        answer=pa.string(),
-        problem_id=pa.string(),
-        sample=pa.int16(),
-        message=(pa.string(), None),
+    columns=_columns(
+        rollout_id="string",
+        reward="float32",
+        verdict="string",
+        extracted=("string", None),
+        answer="string",
+        problem_id="string",
+        sample="int16",
+        message=("string", None),
     ),
     key=("rollout_id",),
     notes={
@@ -294,16 +317,16 @@ CAPABILITY = Table(
     "capability",
     "step",
     "capability.parquet",
-    schema=_columns(
-        agent=pa.string(),
-        accuracy=pa.float64(),
+    columns=_columns(
+        agent="string",
+        accuracy="float64",
         window=_WINDOW,
-        capability=pa.float64(),
-        accuracy_all=pa.float64(),
+        capability="float64",
+        accuracy_all="float64",
         window_all=_WINDOW,
         window_covariance=_WINDOW_OF_LISTS,
-        standard_error=(pa.float64(), None),
-        oracle=(pa.float64(), None),
+        standard_error=("float64", None),
+        oracle=("float64", None),
     ),
     key=("agent",),
     filled=True,
@@ -323,24 +346,24 @@ POOL = Table(
     "pool",
     "pool",
     "learner",
-    schema=_columns(
-        rollout_id=pa.string(),
-        problem_id=pa.string(),
-        sample=pa.int16(),
-        source=pa.string(),
-        is_self=pa.bool_(),
-        reward=pa.float32(),
+    columns=_columns(
+        rollout_id="string",
+        problem_id="string",
+        sample="int16",
+        source="string",
+        is_self="bool",
+        reward="float32",
         prompt_token_ids=_IDS,
         token_ids=_IDS,
-        source_logprob=pa.float64(),
-        source_tokens=pa.int32(),
-        learner_tokens=pa.int32(),
-        text_bytes=pa.int32(),
-        status=pa.string(),
-        roundtrip=pa.bool_(),
-        as_sampled=pa.bool_(),
-        source_terminal=(pa.int32(), None),
-        learner_terminal=(pa.int32(), None),
+        source_logprob="float64",
+        source_tokens="int32",
+        learner_tokens="int32",
+        text_bytes="int32",
+        status="string",
+        roundtrip="bool",
+        as_sampled="bool",
+        source_terminal=("int32", None),
+        learner_terminal=("int32", None),
         support=(SUPPORT, None),
     ),
     key=("rollout_id",),
@@ -364,20 +387,20 @@ ADVANTAGES = Table(
     "advantages",
     "advantages",
     "learner",
-    schema=_columns(
-        rollout_id=pa.string(),
-        problem_id=pa.string(),
-        source=pa.string(),
-        is_self=pa.bool_(),
-        reward=pa.float32(),
-        baseline=pa.float64(),
-        sigma=pa.float64(),
-        advantage=pa.float64(),
-        omega=pa.float64(),
-        effective_advantage=pa.float64(),
-        uniform=pa.bool_(),
-        guarded=pa.bool_(),
-        selected=(pa.bool_(), None),
+    columns=_columns(
+        rollout_id="string",
+        problem_id="string",
+        source="string",
+        is_self="bool",
+        reward="float32",
+        baseline="float64",
+        sigma="float64",
+        advantage="float64",
+        omega="float64",
+        effective_advantage="float64",
+        uniform="bool",
+        guarded="bool",
+        selected=("bool", None),
     ),
     key=("rollout_id",),
     added=("selected",),
@@ -393,20 +416,20 @@ TRACE = Table(
     "updates",
     "agent",
     "trace.parquet",
-    schema=_columns(
-        rollout_id=pa.string(),
-        source=pa.string(),
-        is_self=pa.bool_(),
-        update=pa.int32(),
-        learner_logprob=pa.float64(),
-        source_logprob=pa.float64(),
-        ratio=pa.float64(),
-        lower=pa.float64(),
-        upper=pa.float64(),
-        clipped=pa.bool_(),
-        is_weight=pa.float64(),
-        objective=pa.float64(),
-        sampler_weight=pa.float64(),
+    columns=_columns(
+        rollout_id="string",
+        source="string",
+        is_self="bool",
+        update="int32",
+        learner_logprob="float64",
+        source_logprob="float64",
+        ratio="float64",
+        lower="float64",
+        upper="float64",
+        clipped="bool",
+        is_weight="float64",
+        objective="float64",
+        sampler_weight="float64",
     ),
     key=("rollout_id", "update"),
     notes={
@@ -420,17 +443,17 @@ EVALUATIONS = Table(
     "evaluations",
     "evaluations",
     "agent",
-    schema=_columns(
-        benchmark=pa.string(),
-        problem_id=pa.string(),
-        sample=pa.int16(),
-        text=pa.string(),
-        token_count=pa.int32(),
-        finish_reason=pa.string(),
-        reward=pa.float32(),
-        verdict=pa.string(),
-        extracted=(pa.string(), None),
-        message=(pa.string(), None),
+    columns=_columns(
+        benchmark="string",
+        problem_id="string",
+        sample="int16",
+        text="string",
+        token_count="int32",
+        finish_reason="string",
+        reward="float32",
+        verdict="string",
+        extracted=("string", None),
+        message=("string", None),
     ),
     key=("benchmark", "problem_id", "sample"),
 )

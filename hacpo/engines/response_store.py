@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from hacpo.algorithm.rollouts import supports
 from hacpo.algorithm.support import to_column
@@ -29,18 +28,15 @@ from hacpo.engines.interface import SampledResponse, Sampler, SamplingParameters
 from hacpo.errors import ArtifactError, MissingInputError, StorageError
 from hacpo.settings.engine import EngineSettings
 
+_OF_ROLLOUTS = {column.name: column for column in tables.ROLLOUTS.columns}
+
 _BLOCK = tables.Table(
     "saved_responses",
     SAVED,
     "agent",
-    schema=pa.schema(
-        [
-            pa.field("request", pa.int32(), nullable=False),
-            tables.ROLLOUTS.schema.field("token_ids"),
-            tables.ROLLOUTS.schema.field("sampler_logprobs"),
-            tables.ROLLOUTS.schema.field("finish_reason"),
-            tables.ROLLOUTS.schema.field("support"),
-        ]
+    columns=(
+        tables.Column("request", "int32"),
+        *(_OF_ROLLOUTS[name] for name in ("token_ids", "sampler_logprobs", "finish_reason", "support")),
     ),
     key=("request",),
 )

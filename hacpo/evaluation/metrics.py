@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hacpo.settings.series import Metric
+from hacpo.settings.series import Metric, Series
 from hacpo.verifying.answers.spelling import normal_form
 
 
@@ -120,6 +120,18 @@ def summary(problems: Sequence[Sequence[Judged]], *, votes: bool) -> dict[str, f
     for metric in metrics if samples > 1 else []:
         numbers[metric.label] = math.fsum(of_problem(metric, responses) for responses in problems) / len(problems)
     return numbers
+
+
+def summarised(series: Series, numbers: Mapping[str, float]) -> float | None:
+    """The series as metrics files say it; None where they do not (another k of pass@k, one response per problem).
+
+    Args:
+        numbers: `<benchmark>.<name>` -> number, the names those of `summary`.
+    """
+    named = ((name, "accuracy" if metric.kind == "avg" else metric.label) for name, metric in series.parts)
+    parts = [numbers.get(f"{benchmark}.{name}") for benchmark, name in named]
+    known = [part for part in parts if part is not None]
+    return math.fsum(known) / len(known) if len(known) == len(parts) else None
 
 
 # --- estimates -------------------------------------------------------------------------------------------------------

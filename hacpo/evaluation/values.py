@@ -56,9 +56,11 @@ def _values(
     state: tuple[tuple[str, int, int], ...],  # noqa: ARG001  # what makes a table that was written again another one
     parts: tuple[tuple[str, Metric], ...],
 ) -> Values:
+    import pyarrow.compute as pc
+
     columns = ["benchmark", "problem_id", "sample", "reward", "verdict", "extracted"]
     table = files.read(tables.EVALUATIONS, step, agent, columns=columns)
-    table = table.sort_by([(name, "ascending") for name in columns[:3]])
+    table = table.take(pc.sort_indices(table, [(name, "ascending") for name in columns[:3]]))
     benchmarks: dict[str, dict[str, list[Response]]] = {}
     for benchmark, problem, _, *rest in zip(*(table[name].to_pylist() for name in columns), strict=True):
         benchmarks.setdefault(benchmark, {}).setdefault(problem, []).append(Response(*rest))

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
-
-from hacpo.artifacts.tables import PROBLEMS, Artifact, Table
+from hacpo.artifacts.tables import PROBLEMS, Artifact, Column, Table
 from hacpo.pipeline.catalogue import PIPELINE, StageSpec
 
 _BEGIN = "<!-- from here on by `python -m hacpo.pipeline.tables_page docs/artifacts.md` -->\n"
@@ -63,10 +61,10 @@ def _commands(artifact: Artifact, does: str) -> str:
 def _words(artifact: Artifact) -> str:
     if artifact.about or not isinstance(artifact, Table):
         return artifact.about
-    return ", ".join(_column(artifact, column) for column in artifact.schema)
+    return ", ".join(_column(artifact, column) for column in artifact.columns)
 
 
-def _column(table: Table, column: pa.Field) -> str:
+def _column(table: Table, column: Column) -> str:
     note = f" ({table.notes[column.name]})" if column.name in table.notes else ""
     return f"{column.name}{'?' if column.nullable else ''}{note}"
 

@@ -147,6 +147,15 @@ def test_a_command_loads_no_library_that_it_does_not_need(words: list[str], need
     assert HEAVY & set(run.stderr.split()) <= needed
 
 
+def test_who_asks_where_a_table_lies_loads_nothing_to_read_it() -> None:
+    told = (
+        "import sys, hacpo.evaluation.values, hacpo.artifacts.run_files, hacpo.pipeline.running.driver\n"
+        "print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert HEAVY & set(run.stdout.split()) <= {"pydantic"}
+
+
 def test_the_help_says_of_every_command_what_its_function_says() -> None:
     from hacpo import cli
 

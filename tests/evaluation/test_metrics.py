@@ -12,10 +12,10 @@ import pytest
 
 from conftest import PARAMS, SHARED
 from hacpo.errors import SettingsError
-from hacpo.evaluation.metrics import Estimate, of_problem, pass_at_k, plain_mean, summary
+from hacpo.evaluation.metrics import Estimate, of_problem, pass_at_k, plain_mean, summarised, summary
 from hacpo.evaluation.values import Response
 from hacpo.settings import params as settings_of
-from hacpo.settings.series import Metric
+from hacpo.settings.series import Metric, Series
 from hacpo.verifying.answers.spelling import normal_form
 
 
@@ -161,6 +161,15 @@ def test_summary_of_a_benchmark() -> None:
     assert summary([answers("1"), answers("2")], votes=True) == {"accuracy": 0.5}
     wide = summary([answers(*["1"] * 9)], votes=False)
     assert list(wide) == ["accuracy", "pass@2", "pass@4", "pass@8", "best@9"]
+
+
+def test_a_series_by_the_numbers_of_metrics_files() -> None:
+    first, second = ("a", Metric("avg", 4)), ("b", Metric("maj", 2))
+    numbers = {"a.accuracy": 0.25, "a.tokens": 9, "b.accuracy": 0.125, "b.maj@2": 0.75}
+    assert summarised(Series("a", "a", (first,)), numbers) == 0.25
+    assert summarised(Series("average", "", (first, second)), numbers) == 0.5  # (0.25 + 0.75) / 2
+    assert summarised(Series("average", "", (first, ("b", Metric("maj", 4)))), numbers) is None  # other samples
+    assert summarised(Series("a.pass@3", "", (("a", Metric("pass", 3)),)), numbers) is None
 
 
 def test_the_average_counts_each_benchmark_once() -> None:

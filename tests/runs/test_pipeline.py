@@ -405,6 +405,21 @@ def test_light_commands_load_no_heavy_library(finished_copy: Path) -> None:
     assert result.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0] []", result.stdout + result.stderr
 
 
+def test_a_run_with_nothing_to_do_opens_no_table(finished_copy: Path, cli: Cli) -> None:
+    assert cli("run", "pipelines/small").code == 0  # sees that the copy is as its records say
+    code = (
+        "import sys; from hacpo.cli import app; from hacpo.pipeline.execution.command_line import run_app;"
+        "code = run_app(app, ['run', 'pipelines/small']);"
+        "print(code, sorted({'torch', 'transformers', 'numpy', 'pyarrow', 'polars'} & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert "everything is done already" in result.stderr, result.stdout + result.stderr
+    assert "heldout (sampled at temperature 1)" in result.stdout
+    assert result.stdout.splitlines()[-1] == "0 []", result.stdout + result.stderr
+
+
 def test_a_pool_is_the_same_however_few_rows_are_in_memory_and_in_whatever_order_they_come(
     finished_copy: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

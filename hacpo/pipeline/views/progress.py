@@ -12,10 +12,11 @@ from rich.table import Table
 from hacpo.artifacts.storage import disk_bytes
 from hacpo.artifacts.tables import CHECKPOINT, REPORT
 from hacpo.errors import harmless
-from hacpo.evaluation.measure import described
-from hacpo.evaluation.values import accuracies, best_step
+from hacpo.evaluation.measure import described, is_share
+from hacpo.evaluation.metrics import summarised
+from hacpo.evaluation.values import best_step, result
 from hacpo.phrases import mebibytes, ranges
-from hacpo.pipeline.catalogue import GENERATE, PIPELINE, SIDE_GENERATE, UPDATE, StageSpec, step_stages
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, SIDE_GENERATE, UPDATE, StageSpec, step_stages
 from hacpo.pipeline.noted import numbers
 from hacpo.pipeline.policies import holds_others
 from hacpo.pipeline.project import Pipeline
@@ -23,6 +24,7 @@ from hacpo.pipeline.records.elsewhere import described as described_elsewhere
 from hacpo.pipeline.records.elsewhere import not_here
 from hacpo.pipeline.retention.pruned import checkpoints_there, read_record
 from hacpo.pipeline.views import lessons
+from hacpo.settings.series import Series
 
 
 def step_outputs(pipeline: Pipeline, step: int) -> list[tuple[StageSpec, str, Path]]:
@@ -191,7 +193,7 @@ def print_outcome(pipeline: Pipeline) -> None:
             table.add_column(name, justify="right")
         curves: list[dict[int, float]] = []
         for agent in settings.agents:
-            curve = dict(accuracies(pipeline.layout, pipeline.run, settings, series.name, agent))
+            curve = _curve(pipeline, series, agent)
             if not curve or 0 not in curve:
                 continue
             if len(curve) == 1:
@@ -212,6 +214,23 @@ def print_outcome(pipeline: Pipeline) -> None:
     report = pipeline.layout.path(REPORT)
     if report.is_file():
         console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _curve(pipeline: Pipeline, series: Series, agent: str) -> dict[int, float]:
+    """Step -> result, of every evaluation there is."""
+    results = {step: _result(pipeline, series, step, agent) for step in range(pipeline.settings.steps + 1)}
+    return {step: value for step, value in results.items() if value is not None}
+
+
+def _result(pipeline: Pipeline, series: Series, step: int, agent: str) -> float | None:
+    """What the stage noted beside its table where that is the same number, so that no table needs to be read; a mean of
+    grades is not, which a table has in float32."""
+    layout, settings = pipeline.layout, pipeline.settings
+    if not layout.evaluation(step, agent).exists():
+        return None
+    exact = is_share(series, settings.verification)
+    noted = summarised(series, numbers(layout, EVALUATE, step, agent)) if exact else None
+    return result(layout, pipeline.run, settings.evaluation, series, step, agent) if noted is None else noted
 
 
 def _course(curve: Mapping[int, float]) -> tuple[str, ...]:
