@@ -50,10 +50,13 @@ class CheckpointCache:
     books: Books
     told: list[str] = field(default_factory=list)
     _said: set[str] = field(default_factory=set)
-    _manifests: dict[Path, frozenset[str]] = field(default_factory=dict)
+    _manifests: dict[str, frozenset[str]] = field(default_factory=dict)
     """`.dir` objects of the cache that have been read -> the objects that they name."""
     _tracked: frozenset[str] | None = None
     """What the project's `.dvc` files name; None until somebody asks."""
+    _gone: set[int] = field(default_factory=set)
+    """Steps that the cache has nothing of and that are not wanted there; nobody else puts them there as long as this
+    run is held, so that a long run need not look at all its steps after every one."""
     _committed: set[int] = field(default_factory=set)
     """Steps that stay in the cache because a commit names them, or may."""
 
@@ -80,11 +83,15 @@ class CheckpointCache:
         flagged = cached_steps(self.pipeline)
         named = self._wanted(plans, steps_done)
         wanted = [step for step in sorted(named if newest else named & flagged) if self._keep(step, flagged)]
+        self._gone -= {*wanted, *flagged}
         for step in range(steps_done + 1):
-            if step not in wanted and any(self._folder(step, agent).is_dir() for agent in self._agents):
+            if step in wanted or step in self._gone:
+                continue
+            if any(self._folder(step, agent).is_dir() for agent in self._agents):
                 if step in flagged:
                     set_cached(self.pipeline, step, cached=False)
-                self._drop(step)
+                if self._drop(step):
+                    self._gone.add(step)
         return wanted
 
     def release(self, step: int, stage: Any) -> None:
@@ -233,16 +240,21 @@ class CheckpointCache:
 
     # --- out of the cache --------------------------------------------------------------------------------------------
 
-    def _drop(self, step: int) -> None:
-        """Take a step's weights and optimizers out of the cache, where nothing else is known to need them.
+    def _drop(self, step: int) -> bool:
+        """Take a step's weights and optimizers out of the cache, where nothing else is known to need them; returns
+        whether there was nothing of it.
 
         Objects that a commit names, that another folder in the cache lists, or that a `.dvc` file names, stay, and so
         do the small files beside the weights: steps and runs share them, and `dvc gc` removes them.
         """
+        nothing = True
         for agent in self._agents:
             oid = self._recorded(step, agent)
             own = Path(self._odb.oid_to_path(oid)) if oid else None
-            if own is None or not own.is_file() or self._is_another_runs(step, oid):
+            if own is None or not own.is_file():
+                continue
+            nothing = False
+            if self._is_another_runs(step, oid):
                 continue
             committed = self._history.named() if self._is_own else None
             if committed is None or oid.removesuffix(".dir") in committed:
@@ -260,15 +272,16 @@ class CheckpointCache:
             _unlink_from(self._folder(step, agent), going)
             for path in going.values():
                 path.unlink(missing_ok=True)
-            self._manifests.pop(own, None)
+            self._manifests.pop(str(own), None)
             own.unlink(missing_ok=True)
+        return nothing
 
     def _needed(self, own: Path) -> frozenset[str]:
         """All objects that other folders in the cache list, and the text of every `.dvc` file's hash."""
-        others = {path for path in own.parent.parent.glob("??/*.dir") if path != own}
+        others = {path for path in _listings(own.parent.parent) if path != str(own)}
         self._manifests = {path: names for path, names in self._manifests.items() if path in others}
         for path in others - self._manifests.keys():
-            self._manifests[path] = frozenset(self._listed(path).values())
+            self._manifests[path] = frozenset(self._listed(Path(path)).values())
         if self._tracked is None:
             self._tracked = frozenset(_tracked_files(self.pipeline.root))
         return frozenset().union(*self._manifests.values(), self._tracked)
@@ -326,6 +339,15 @@ class CheckpointCache:
         if not oid or f"{hashlib.md5(_content(listed), usedforsecurity=False).hexdigest()}.dir" != oid:
             return False
         return all(Path(self._odb.oid_to_path(md5)).is_file() for md5 in self._listed(listed).values())
+
+
+def _listings(objects: Path) -> Iterator[str]:
+    """The paths of all lists of folders in the cache: thousands, after every step."""
+    with os.scandir(objects) as folders:
+        for folder in folders:
+            if len(folder.name) == 2 and folder.is_dir():
+                with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                    yield from (entry.path for entry in entries if entry.name.endswith(".dir"))
 
 
 def _unlink_from(folder: Path, going: Mapping[str, Path]) -> None:
