@@ -1,8 +1,10 @@
 """Problems of reasoning-gym's tasks, in mixtures: which ones a set holds depends on its settings alone.
 
 Every entry of a task is made from a number; a set takes entries by ascending number, beginning where its seed says,
-until it has as many as the task's share asks for. What no two sets of different splits can share is a question's text:
-its hash says which split it belongs to, whatever the seed, the options and the task.
+until it has as many as the task's share asks for. What no two sets of different splits can share is a question's words,
+in whatever order and whatever single letters are called: a hash of these says which split it belongs to, whatever the
+seed, the options and the task. So no split has `gcd 12, 30` where another has `gcd 30, 12`, nor `3*x = 6` beside
+`3*y = 6`.
 
 | split     | share | for                                       |
 |-----------|-------|-------------------------------------------|
@@ -16,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal
@@ -33,13 +36,16 @@ Split = Literal["train", "heldout", "final"]
 _PARTS: tuple[Split, ...] = ("heldout", "final", "train", "train", "train")
 """A fifth of all questions each."""
 
+_WORD = re.compile(r"\w+|[^\w\s]")
+
 _IN_VAIN = 3000
 """Entries in a row that are not new to the set, after which a task is taken to have no more."""
 
 
 def split_of(question: str) -> Split:
-    """The split that a question belongs to; depends on nothing but its text."""
-    return _PARTS[int.from_bytes(_digest(question)[:8], "big") % len(_PARTS)]
+    """The split that a question belongs to; depends on nothing but its words."""
+    words = sorted("x" if len(word) == 1 and word.isalpha() else word for word in _WORD.findall(question))
+    return _PARTS[int.from_bytes(_digest(" ".join(words))[:8], "big") % len(_PARTS)]
 
 
 def problems(mixture: Mapping[str, GymTask], split: Split, count: int, seed: int) -> list[Problem]:

@@ -49,6 +49,9 @@ def test_splits_share_no_text_whatever_the_seed_and_the_options() -> None:
     assert not (texts["train"] & texts["heldout"])
     assert not (texts["train"] & texts["final"])
     assert not texts["heldout"] & texts["final"]
+    alike = ("the gcd of 12, 30", "the gcd of 30, 12"), ("3*x - 4 = 5", "3*y - 4 = 5"), ("3 + 2 - 9", "2 + 3 - 9")
+    assert all(gym.split_of(one) == gym.split_of(other) for one, other in alike)
+    assert len({gym.split_of(f"the gcd of 12, {number}") for number in range(30)}) == 3
     parts = [gym.split_of(f"question {number}") for number in range(2000)]
     # 2000 questions at 1/5: 400 with a standard deviation of 18.
     assert all(abs(parts.count(split) - 400) < 90 for split in ("heldout", "final"))
