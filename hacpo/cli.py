@@ -14,7 +14,13 @@ from typing import Any
 import typer
 
 import hacpo.stages
-from hacpo.pipeline.execution.command_line import INTERRUPTED, keep_out_the_working_directory, new_app, run_app
+from hacpo.pipeline.execution.command_line import (
+    INTERRUPTED,
+    keep_out_the_working_directory,
+    loading,
+    new_app,
+    run_app,
+)
 from hacpo.pipeline.execution.session import Session
 
 _MODULES = {module.name for module in pkgutil.iter_modules(hacpo.stages.__path__)}
@@ -65,8 +71,10 @@ class _Commands(typer.core.TyperGroup):
 @functools.cache
 def _loaded(place: str) -> Any:
     """The command of a module, as Typer makes it."""
+    with loading():
+        module = importlib.import_module(place)
     one = new_app()
-    one.command()(getattr(importlib.import_module(place), place.rpartition(".")[2]))
+    one.command()(getattr(module, place.rpartition(".")[2]))
     return typer.main.get_command(one)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hacpo.pipeline.execution.command_line import main_of
+from hacpo.pipeline.execution.command_line import loading, main_of
 from hacpo.pipeline.options import PipelineFolder
 
 
@@ -23,10 +23,11 @@ def run(
 
     Checkpoints of finished steps are not overwritten without asking.
     """
-    from hacpo.errors import RemakeError, SettingsError
-    from hacpo.pipeline.project import Pipeline
-    from hacpo.pipeline.running.driver import run_pipeline
-    from hacpo.pipeline.views.progress import print_outcome, steps_beyond
+    with loading():
+        from hacpo.errors import RemakeError, SettingsError
+        from hacpo.pipeline.project import Pipeline
+        from hacpo.pipeline.running.driver import run_pipeline
+        from hacpo.pipeline.views.progress import print_outcome, steps_beyond
 
     opened = Pipeline.open(pipeline)
     steps = opened.settings.steps

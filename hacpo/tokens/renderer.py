@@ -134,6 +134,14 @@ class Renderer:
         return line
 
 
+_RENDERERS: weakref.WeakValueDictionary[str, Renderer] = weakref.WeakValueDictionary()
+
+
+def renderer_of(template: str) -> Renderer:
+    """The renderer of a template: tokenizers of the same template share one, and so a process."""
+    return _RENDERERS.setdefault(template, Renderer(template))
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()

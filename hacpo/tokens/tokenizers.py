@@ -12,7 +12,7 @@ from hacpo.artifacts.model_folder import read_mapping, why_unloadable
 from hacpo.errors import DataError, ModelError, TemplateError
 from hacpo.tokens.context_length import context_length
 from hacpo.tokens.plain_text import decode_exactly, is_control, text_encoder
-from hacpo.tokens.renderer import RefusedError, Renderer
+from hacpo.tokens.renderer import RefusedError, renderer_of
 from hacpo.tokens.stopping import eos_token_ids
 from hacpo.tokens.terminals import Terminals
 from hacpo.tokens.tokenizer_file import FileTokenizer, tokenizer_of_file
@@ -98,7 +98,7 @@ class ChatTokenizer:
                 remedy="repeat warmup, which adds one",
             )
         try:
-            self._renderer = Renderer(self._tokenizer.get_chat_template())
+            self._renderer = renderer_of(self._tokenizer.get_chat_template())
         except ValueError:
             raise ModelError("the tokenizer has several chat templates and no default", where=self.folder) from None
         own = self._tokenizer.eos_token_id

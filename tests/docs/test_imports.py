@@ -156,6 +156,17 @@ def test_who_asks_where_a_table_lies_loads_nothing_to_read_it() -> None:
     assert HEAVY & set(run.stdout.split()) <= {"pydantic"}
 
 
+def test_what_a_command_has_loaded_is_not_searched_for_garbage() -> None:
+    told = (
+        "import gc; passes = []; gc.callbacks.append(lambda phase, of: passes.append(of['generation']))\n"
+        "from hacpo.cli import app, run_app; before = len(passes)\n"
+        "app.get_command(None, 'verify')\n"
+        "print(gc.isenabled(), passes.count(2), gc.get_freeze_count() > 10_000)"
+    )
+    run = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["True", "0", "True"]
+
+
 def test_the_help_says_of_every_command_what_its_function_says() -> None:
     from hacpo import cli
 

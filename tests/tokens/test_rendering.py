@@ -14,7 +14,7 @@ from conftest import SHARED, Cli, environment
 from hacpo.engines.models.tiny import CHAT_TEMPLATE
 from hacpo.tokens import renderer as rendering
 from hacpo.tokens.chat_templates import PLAIN_TEMPLATE
-from hacpo.tokens.renderer import RefusedError, Renderer
+from hacpo.tokens.renderer import RefusedError, Renderer, renderer_of
 
 TURNS = [
     {"role": "system", "content": 'Be <b>brief</b> & "exact".'},
@@ -130,6 +130,21 @@ def test_renders_where_a_cluster_limits_memory() -> None:
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, env=environment(), check=True
     )
     assert done.stdout == "rendered\n"
+
+
+def test_equal_templates_are_rendered_by_one_process_as_long_as_somebody_needs_it() -> None:
+    first, second, other = (renderer_of(template) for template in ("{{ messages }}", "{{ messages }}", "other"))
+    assert first.render({"messages": "one"}) == "one"
+    process = first._process
+    assert process is not None
+    del first
+    assert second.render({"messages": "two"}) == "two"
+    assert second._process is process
+    assert other is not second
+    assert other._process is None
+    del second
+    assert process.poll() is not None
+    assert renderer_of("{{ messages }}")._process is None
 
 
 def test_the_process_goes_with_its_renderer_and_another_follows_a_lost_one() -> None:
