@@ -49,6 +49,7 @@ def compare(
     Runs that differ in nothing but seeds are one group.
     """
     from hacpo.artifacts import storage
+    from hacpo.artifacts.targets import check_file
     from hacpo.tools.compare.compare_view import as_json as plain
     from hacpo.tools.compare.compare_view import print_compared
     from hacpo.tools.compare.comparing import compare as compared_by
@@ -56,11 +57,13 @@ def compare(
     from hacpo.tools.compare.reading import read
     from hacpo.tools.inspect.plain import open_console, print_json
 
+    if html is not None:
+        from hacpo.tools.compare.compare_page import is_page, render
+
+        check_file(html, is_page, what="page of `hacpo compare`")
     groups = groups_of(read(runs))
     compared = compared_by(groups, against=against, axis=by.value, benchmarks=benchmark or (), seed=seed)
     if html is not None:
-        from hacpo.tools.compare.compare_page import render
-
         title = " / ".join(dict.fromkeys(group.name for group in groups))
         text = render(compared, title)
         with storage.atomic(html) as scratch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,7 +88,8 @@ def import_problems(
         if mapping:
             raise SettingsError("--map belongs to --from: the columns of this set are known")
         problems = _from_hub(name, KNOWN[name], split, revision)
-    beside = _problem_files(folder.parent, [folder / f"{chosen}.parquet" for chosen in problems])
+    targets = _targets(folder, problems)
+    beside = _problem_files(folder.parent, targets.values())
     for chosen, rows in problems.items():
         together = {
             f"{name}/{other}": [(row.problem_id, row.problem) for row in those]
@@ -97,7 +98,7 @@ def import_problems(
         }
         _check(f"{name}/{chosen}", rows, together | beside, strict=strict, by_gym=by_gym)
     for chosen, rows in problems.items():
-        _write(f"{name}/{chosen}", rows, folder / f"{chosen}.parquet", force=force)
+        _write(f"{name}/{chosen}", rows, targets[chosen], force=force)
     _print_usage(name, folder, list(problems), by_gym=by_gym)
 
 
@@ -250,6 +251,16 @@ def _listed(lines: Sequence[str]) -> None:
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _targets(folder: Path, splits: Iterable[str]) -> dict[str, Path]:
+    """Where each split is written; what a file there holds `_write` looks at."""
+    from hacpo.artifacts.targets import check_file
+
+    targets = {split: folder / f"{split}.parquet" for split in splits}
+    for target in targets.values():
+        check_file(target, lambda _: True, what="problem file")
+    return targets
 
 
 def _write(name: str, problems: list[Problem], path: Path, *, force: bool) -> None:

@@ -67,10 +67,12 @@ def sweep(
 
 
 def _collect(cells: list[PlannedCell], out: Path) -> None:
+    from hacpo.artifacts.targets import check_file
     from hacpo.errors import MissingInputError
     from hacpo.pipeline.sweeping.collecting import joined
-    from hacpo.pipeline.views.run_results import write_results
+    from hacpo.pipeline.views.result_files import holds_results, write_results
 
+    check_file(out, holds_results, what="file of results")
     done = [cell for cell in cells if cell.done]
     if not done:
         raise MissingInputError("no cell is done yet", where=cells[0].group, remedy="run the sweep first")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -507,7 +508,8 @@ def test_a_list_of_texts_that_a_dictionary_multiplies_is_read_within_bounds(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100,000 times a text of 10 KB is 1 GB, whatever the file says of itself: it says 10 KB and 100,000 values."""
-    from hacpo.data.importing import formats, trial
+    from hacpo.artifacts import trial
+    from hacpo.data.importing import formats
 
     monkeypatch.setattr(trial, "MEMORY", 1 << 28)
     monkeypatch.setattr(formats, "read_parquet", lambda path: pytest.fail(f"{path} was read without bounds"))
@@ -521,8 +523,24 @@ def test_a_list_of_texts_that_a_dictionary_multiplies_is_read_within_bounds(
     assert "bomb.parquet: is more than 2 GiB unpacked" in result.error
 
 
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [(os.mkfifo, "a pipe"), (Path.mkdir, "a folder"), (lambda path: path.symlink_to("elsewhere"), "a link")],
+)
+def test_what_is_no_file_is_not_replaced(cli: Cli, make: Callable[[Path], object], found: str) -> None:
+    """With --force neither; nobody waits for a pipe."""
+    target = Path("data/mine/train.parquet")
+    target.parent.mkdir(parents=True)
+    make(target)
+    result = cli("import", "mine", "--from", write(ROWS, "raw.jsonl"), "--split", "train", "--force")
+    assert result.code == 2
+    assert f"{target}: is there and is not replaced (found {found}). Name another file" in result.error
+    assert not Path("data/mine/elsewhere").exists()
+
+
 def test_a_file_is_read_for_so_long_and_no_longer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hacpo.data.importing import formats, trial
+    from hacpo.artifacts import trial
+    from hacpo.data.importing import formats
 
     monkeypatch.setattr(trial, "SECONDS", 1)
     monkeypatch.setattr(formats, "read_parquet", lambda path: pytest.fail(f"{path} was read without bounds"))

@@ -74,6 +74,16 @@ def test_every_cell_is_a_run_like_any_other(study: Path, cli: Cli) -> None:
     collected = cli("sweep", "pipelines/study", "--collect", "out.parquet")
     assert collected.code == 0, collected.err
     assert "out.parquet: 4 of 4 runs, 16 rows" in collected.out  # 4 runs x 2 agents x steps 0 and 1 x 1 benchmark
+    assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0  # what it has made it replaces
+    for other, found in (
+        ("pipelines", "found a folder"),
+        ("/dev/null", "found a device"),
+        (SWEEP, "remove it yourself"),
+    ):
+        refused = cli("sweep", "pipelines/study", "--collect", other)
+        assert refused.code == 2
+        assert f"{other}: is there" in refused.error
+        assert found in refused.error
     frame = pl.read_parquet("out.parquet")
     last = frame.filter(pl.col("run") == "study/small/gspo/seed-2", pl.col("agent") == "bo", pl.col("step") == 1)
     (row,) = last.iter_rows(named=True)
@@ -96,6 +106,25 @@ def test_every_cell_is_a_run_like_any_other(study: Path, cli: Cli) -> None:
     named = cli("compare", *(f"{one}=pipelines/study/small/{one}/seed-1" for one in ("gspo", "hacpo")))
     assert "heldout: hacpo against gspo" in named.out
     assert "one pair of runs: nothing shown" in named.out
+
+    # What a run has spent is known from every metrics file, or not at all.
+    noted = Path("artifacts/study/small/hacpo/seed-1/metrics/pool/step=0001/bo.json")
+    content = noted.read_text()
+    for text, said in (
+        (None, "is missing, so what the run has spent is not known"),
+        ("{", "cannot be read: expected JSON"),
+        ("{}", "does not say what the run has spent (expected seconds: 0 to 1,099,511,627,776, found None)"),
+        ('{"seconds": Infinity}', "found inf"),
+        ('{"seconds": -1}', "found -1"),
+        ('{"seconds": 1e400}', "found inf"),
+    ):
+        noted.unlink() if text is None else noted.write_text(text)
+        refused = cli("compare", "a=pipelines/study/small/hacpo/seed-1", f"b={one}")
+        assert refused.code in (3, 4)
+        assert f"{noted}: " in refused.error
+        assert said in refused.error
+        assert "`hacpo run pipelines/study/small/hacpo/seed-1`" in refused.error
+    noted.write_text(content)
 
     before = contents(study, "study/small/gspo/seed-2")
     settled = cli("sweep", "pipelines/study")

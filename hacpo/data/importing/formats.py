@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.artifacts.text_files import DEEPEST, is_deeper, parse_json
-from hacpo.data.importing.parquet_rows import read_parquet
-from hacpo.data.importing.trial import try_parquet
+from hacpo.data.importing.parquet_rows import read_parquet, try_parquet
 from hacpo.errors import DataError, MissingInputError
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -1,4 +1,5 @@
-"""Rows of a Parquet file, counted before they are read; what a file says of itself is believed (see `trial`)."""
+"""Rows of a Parquet file, counted before they are read, which believes what a file says of itself; `try_parquet` does
+not."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hacpo.artifacts.trial import try_reading
 from hacpo.errors import DataError, first_line
 
 MOST_BYTES = 1 << 31
@@ -32,6 +34,17 @@ class TooLargeError(DataError):
             where=path,
             remedy="import it in parts, with the columns needed",
         )
+
+
+def try_parquet(path: Path) -> None:
+    """Read a file in a process whose memory and time are bounded, and forget what is in it.
+
+    Raises:
+        TooLargeError: it takes more memory than the process may (`trial.MEMORY`: Python's texts take up to four bytes a
+            character).
+        DataError: it cannot be read, or not in time.
+    """
+    try_reading(path, read_parquet, DataError, TooLargeError(path), parts="import it in parts")
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hacpo.errors import ArtifactError
 from hacpo.pipeline.sweeping.planned_cells import PlannedCell
-from hacpo.pipeline.views.run_results import SCHEMA, results_of, write_results
+from hacpo.pipeline.views.result_files import read_results, write_results
+from hacpo.pipeline.views.run_results import results_of
 
 
 def collect(cell: PlannedCell) -> None:
@@ -27,12 +26,5 @@ def joined(cells: Sequence[PlannedCell]) -> pa.Table:
     Raises:
         ArtifactError: a file is damaged.
     """
-    tables = []
-    for cell in cells:
-        try:
-            tables.append(pq.read_table(cell.results).cast(SCHEMA))
-        except (OSError, pa.ArrowException, ValueError) as error:
-            raise ArtifactError(
-                f"cannot be read: {error}", where=cell.results, remedy="remove it, and run the sweep again"
-            ) from None
+    tables = [read_results(cell.results, "remove it, and run the sweep again") for cell in cells]
     return pa.concat_tables(tables).unify_dictionaries()

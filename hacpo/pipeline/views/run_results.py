@@ -7,18 +7,16 @@ that means, their errors and resampling need neither the run nor its texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from hacpo.artifacts import tables
 from hacpo.artifacts.run_files import RunFiles
-from hacpo.artifacts.text_files import parse_json
-from hacpo.errors import MissingInputError, SettingsError
-from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, SIDE_GENERATE, UPDATE
-from hacpo.pipeline.noted import numbers
+from hacpo.errors import ArtifactError, MissingInputError, SettingsError, first_line
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, SIDE_GENERATE, UPDATE, StageSpec
+from hacpo.pipeline.noted import stage_metrics
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings import params
 from hacpo.settings.root import Settings
@@ -60,10 +58,22 @@ SCHEMA = pa.schema(
 - `settings`: the resolved ones, as JSON.
 """
 
+SPENT = ("rollouts", "sampled_tokens", "training_tokens", "updates", "seconds")
+"""Columns of what an agent has spent."""
+
 _MEANINGLESS = ("retention", "disk", "report")
 """Blocks of settings that no number of a run depends on."""
 
 _LEARNING = tuple(spec for spec in PIPELINE if spec.metrics and spec.at == "step")
+_COUNTS = {
+    GENERATE.name: {"rollouts": "rollouts", "tokens": "sampled_tokens"},
+    SIDE_GENERATE.name: {"rollouts": "rollouts", "tokens": "sampled_tokens"},
+    UPDATE.name: {"tokens": "training_tokens", "updates": "updates"},
+}
+"""Stage -> number of its metrics -> column that it counts for."""
+
+_MOST = 2**40
+"""Of anything that a stage spends."""
 
 
 def difference(recorded: Mapping[str, Any], settings: Settings) -> str | None:
@@ -100,8 +110,8 @@ def results_of(pipeline: Pipeline, base: str = "", variant: str = "") -> pa.Tabl
         base, variant: what a sweep calls them.
 
     Raises:
-        MissingInputError: there are none.
-        ArtifactError: a table is damaged or belongs to another run.
+        MissingInputError: there are none, or metrics of a step before the last of them are missing.
+        ArtifactError: a table is damaged or belongs to another run; metrics hold no numbers.
     """
     settings = pipeline.settings
     same = {
@@ -121,33 +131,62 @@ def results_of(pipeline: Pipeline, base: str = "", variant: str = "") -> pa.Tabl
 
 
 def _of_agent(pipeline: Pipeline, agent: str) -> Iterator[dict[str, Any]]:
-    spent: dict[str, float] = dict.fromkeys(("rollouts", "sampled_tokens", "training_tokens", "updates", "seconds"), 0)
+    spent, counted = dict.fromkeys(SPENT, 0.0), 0
     for step in range(pipeline.settings.steps + 1):
-        for name, value in _spent_in(pipeline, step, agent).items():
-            spent[name] += value
-        if pipeline.settings.evaluated(step) and pipeline.layout.evaluation(step, agent).exists():
-            so_far = {name: float(value) if name == "seconds" else int(value) for name, value in spent.items()}
-            for row in _of_evaluation(pipeline, step, agent):
-                yield {"agent": agent, "step": step, **so_far, **row}
+        if not pipeline.settings.evaluated(step) or not pipeline.layout.evaluation(step, agent).exists():
+            continue
+        for before in range(counted, step + 1):
+            for name, value in _spent_in(pipeline, before, agent).items():
+                spent[name] += value
+        counted = step + 1
+        so_far = {name: float(value) if name == "seconds" else int(value) for name, value in spent.items()}
+        for row in _of_evaluation(pipeline, step, agent):
+            yield {"agent": agent, "step": step, **so_far, **row}
 
 
 def _spent_in(pipeline: Pipeline, step: int, agent: str) -> dict[str, float]:
     """What a step cost an agent."""
-    layout = pipeline.layout
-    drawn = [numbers(layout, spec, step, agent) for spec in (GENERATE, SIDE_GENERATE)]
-    learned = numbers(layout, UPDATE, step, agent)
-    seconds = sum(
-        numbers(layout, spec, step, agent if spec.per != "run" else "").get("seconds", 0.0)
-        / (1 if spec.per != "run" else len(pipeline.settings.agents))
-        for spec in _LEARNING
-    )
-    return {
-        "rollouts": sum(sampled.get("rollouts", 0) for sampled in drawn),
-        "sampled_tokens": sum(sampled.get("tokens", 0) for sampled in drawn),
-        "training_tokens": learned.get("tokens", 0),
-        "updates": learned.get("updates", 0),
-        "seconds": seconds,
-    }
+    spent = dict.fromkeys(SPENT, 0.0)
+    for spec in _LEARNING:
+        if not spec.runs(pipeline.settings, step):
+            continue
+        shared = spec.per == "run"
+        counts = _COUNTS.get(spec.name, {})
+        metrics = _numbers(pipeline, spec, step, "" if shared else agent, ("seconds", *counts))
+        spent["seconds"] += metrics["seconds"] / (len(pipeline.settings.agents) if shared else 1)
+        for key, name in counts.items():
+            spent[name] += metrics[key]
+    return spent
+
+
+def _numbers(pipeline: Pipeline, spec: StageSpec, step: int, agent: str, keys: Iterable[str]) -> dict[str, float]:
+    """Some numbers of a stage's metrics: without one of them nobody knows what was spent.
+
+    Raises:
+        MissingInputError: the file is missing.
+        ArtifactError: it cannot be read, or one of them is no number.
+    """
+    path = pipeline.layout.metrics(spec.name, step, agent)
+    again = f"run `{pipeline.command('run')}`"
+    try:
+        metrics = stage_metrics(pipeline.layout, spec, step, agent, strict=True)
+    except FileNotFoundError:
+        what = "is missing, so what the run has spent is not known"
+        raise MissingInputError(what, where=path, remedy=again) from None
+    except (OSError, ValueError) as error:
+        remedy = f"remove it, and {again}"
+        raise ArtifactError(f"cannot be read: {first_line(error)}", where=path, remedy=remedy) from None
+    for key in keys:
+        value: Any = metrics.get(key)
+        if type(value) not in (int, float) or not 0 <= value <= _MOST:
+            raise ArtifactError(
+                "does not say what the run has spent",
+                where=path,
+                expected=f"{key}: 0 to {_MOST:,}",
+                found=repr(value)[:80],
+                remedy=f"remove the file, and {again}",
+            )
+    return metrics
 
 
 def _of_evaluation(pipeline: Pipeline, step: int, agent: str) -> Iterator[dict[str, Any]]:
@@ -172,39 +211,3 @@ def _of_evaluation(pipeline: Pipeline, step: int, agent: str) -> Iterator[dict[s
             "samples": problems["samples"].to_list(),
             "correct": problems["correct"].to_list(),
         }
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def write_results(path: Path, results: pa.Table, settings: Settings | None = None) -> None:
-    """Write results whole.
-
-    Args:
-        settings: what they were made with, where they are of one run.
-
-    Raises:
-        StorageError: the disk refuses.
-    """
-    import pyarrow.parquet as pq
-
-    from hacpo.artifacts import storage
-
-    made_with = "" if settings is None else json.dumps(params.dump(settings), sort_keys=True)
-    with storage.atomic(path) as scratch:
-        pq.write_table(
-            results.replace_schema_metadata({b"hacpo.results": b"1", b"hacpo.settings": made_with.encode()}),
-            scratch,
-            compression="zstd",
-        )
-
-
-def settings_of(path: Path) -> dict[str, Any] | None:
-    """The settings that a file of one run's results was made with; None where there is none, or it is no such file."""
-    import pyarrow.parquet as pq
-
-    try:
-        tree = parse_json((pq.read_schema(path).metadata or {})[b"hacpo.settings"])
-    except (OSError, ValueError, KeyError, pa.ArrowException):
-        return None
-    return tree if isinstance(tree, dict) else None

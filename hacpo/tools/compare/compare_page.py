@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup
 
+from hacpo.artifacts.text_files import read_bytes
 from hacpo.evaluation.bootstrap import Uncertain
 from hacpo.phrases import amount
 from hacpo.tools.compare.compare_view import TITLES, WORDS
@@ -23,6 +25,8 @@ from hacpo.tools.report.panels import Panel
 from hacpo.tools.report.scales import PERCENT, percent, points
 
 _COLORS = 8
+_HEAD = 1 << 20
+"""Bytes that hold the title of any page."""
 
 
 def render(compared: Compared, title: str) -> str:
@@ -48,6 +52,14 @@ def render(compared: Compared, title: str) -> str:
             problems=[(comparison, _problems(comparison)) for comparison in compared.comparisons],
         )
     )
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is such a page."""
+    try:
+        return b" hacpo compare</title>" in read_bytes(path, _HEAD)
+    except OSError:
+        return False
 
 
 @cache

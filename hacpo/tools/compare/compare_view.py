@@ -67,7 +67,7 @@ def _print_groups(console: Console, groups: Sequence[Group]) -> None:
         for name in ("setting", *(f"{group.base}/{group.name}" if group.base else group.name for group in groups)):
             table.add_column(harmless(name))
         for key, values in rows[:_MOST_SETTINGS]:
-            table.add_row(harmless(key), *(harmless(excerpt(json.dumps(value), 40)) for value in values))
+            table.add_row(harmless(excerpt(key, 80)), *(harmless(excerpt(json.dumps(value), 40)) for value in values))
         console.print(table)
     if len(rows) > _MOST_SETTINGS:
         console.print(f"and {len(rows) - _MOST_SETTINGS} more settings that differ", highlight=False)

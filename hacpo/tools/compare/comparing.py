@@ -144,11 +144,9 @@ def compare(
 
 
 def _benchmarks(groups: Sequence[Group], wanted: Sequence[str]) -> list[str]:
-    common = [
-        name
-        for name in dict.fromkeys(next(iter(groups[0].runs.values()))["benchmark"])
-        if all(name in set(run["benchmark"]) for group in groups for run in group.runs.values())
-    ]
+    of_runs = [list(dict.fromkeys(run["benchmark"])) for group in groups for run in group.runs.values()]
+    in_all = set(of_runs[0]).intersection(*of_runs)
+    common = [name for name in of_runs[0] if name in in_all]
     unknown = next((name for name in wanted if name not in common), None)
     if unknown is not None or not common:
         raise SettingsError(
@@ -163,10 +161,7 @@ _Read = dict[Unit, dict[str, Answers]]
 
 
 def _answers(group: Group, benchmark: str, problems: tuple[str, ...]) -> _Read:
-    return {
-        unit: {agent: answers(run, agent, benchmark, problems) for agent in dict.fromkeys(run["agent"])}
-        for unit, run in group.runs.items()
-    }
+    return {unit: answers(run, benchmark, problems) for unit, run in group.runs.items()}
 
 
 def _compared(
@@ -247,12 +242,13 @@ def _problems(names: Sequence[str], reference: Array, result: Array, most: int) 
 def _curve(read: _Read, seed: int) -> list[Point]:
     """Of the evaluations that all runs and agents have."""
     every = [each for run in read.values() for each in run.values()]
-    steps = [step for step in every[0].places["steps"] if all(step in each.places["steps"] for each in every)]
+    in_all = set(every[0].rows).intersection(*(each.rows for each in every))
+    steps = [step for step in every[0].rows if step in in_all]
     points = []
     for step in steps:
         values, variances, spent = [], [], dict.fromkeys(AXES, 0.0)
         for run in read.values():
-            at = [(each, each.places["steps"].index(step)) for each in run.values()]
+            at = [(each, each.rows[step]) for each in run.values()]
             values.append(np.mean([each.correct[row] for each, row in at], axis=0))
             of_agents = [each.correct[row] * (1 - each.correct[row]) / each.samples[row] for each, row in at]
             variances.append(np.sum(of_agents, axis=0) / len(at) ** 2)

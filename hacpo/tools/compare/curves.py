@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ MEASURES = ("area", "at_budget", "last")
 """`area`: the mean accuracy on the way from the start to the budget. `at_budget`: the accuracy there. `last`: that of
 the last evaluation, whatever was spent."""
 
+_AT_ONCE = 16
+"""Evaluations whose problems are Python objects at the same time."""
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
@@ -37,18 +40,29 @@ class Answers:
     correct: Array
     samples: Array
 
+    @cached_property
+    def rows(self) -> dict[float, int]:
+        """Step -> which evaluation was after it."""
+        return {step: row for row, step in enumerate(self.places["steps"])}
 
-def answers(run: pl.DataFrame, agent: str, benchmark: str, problems: tuple[str, ...]) -> Answers:
-    """What a run's results say of an agent, of some problems in their order.
+
+def answers(run: pl.DataFrame, benchmark: str, problems: tuple[str, ...]) -> dict[str, Answers]:
+    """What a run's results say of each of its agents, of some problems in their order.
 
     Raises:
-        ArtifactError: it was not evaluated.
+        ArtifactError: an agent was not evaluated.
     """
-    rows = run.filter(pl.col("agent") == agent, pl.col("benchmark") == benchmark).sort("step")
-    if rows.is_empty():
-        raise ArtifactError(f"{agent} has no results of {benchmark}", where=run["run"][0])
+    agents = list(dict.fromkeys(run["agent"]))
+    parts = run.filter(pl.col("benchmark") == benchmark).sort("step").partition_by("agent", as_dict=True)
+    absent = next((agent for agent in agents if (agent,) not in parts), None)
+    if absent is not None:
+        raise ArtifactError(f"{absent} has no results of {benchmark}", where=run["run"][0])
+    return {agent: _of_agent(parts[agent,], problems) for agent in agents}
+
+
+def _of_agent(rows: pl.DataFrame, problems: tuple[str, ...]) -> Answers:
     correct, samples = [], []
-    for ids, given, right in rows.select("problem_ids", "samples", "correct").iter_rows():
+    for ids, given, right in rows.select("problem_ids", "samples", "correct").iter_rows(buffer_size=_AT_ONCE):
         of = {problem: (n, c) for problem, n, c in zip(ids, given, right, strict=True)}
         samples.append([float(of[problem][0]) for problem in problems])
         correct.append([of[problem][1] / of[problem][0] for problem in problems])
@@ -62,13 +76,10 @@ def common_problems(groups: Sequence[Group], benchmark: str) -> tuple[str, ...]:
     Raises:
         ArtifactError: there are none.
     """
-    sets = [
-        frozenset(ids)
-        for group in groups
-        for run in group.runs.values()
-        for ids in run.filter(pl.col("benchmark") == benchmark)["problem_ids"].to_list()
-    ]
-    common = frozenset.intersection(*sets) if sets else frozenset()
+    asked = [run.filter(pl.col("benchmark") == benchmark) for group in groups for run in group.runs.values()]
+    evaluations = sum(run.height for run in asked)
+    times = pl.concat([run.select(pl.col("problem_ids").explode()) for run in asked]).group_by("problem_ids").len()
+    common = times.filter(pl.col("len") == evaluations)["problem_ids"].to_list()
     if not common:
         raise ArtifactError(f"the runs have no problem of {benchmark} in common", where=groups[0].name)
     return tuple(sorted(common))

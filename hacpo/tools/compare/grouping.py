@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from hacpo.errors import SettingsError
 from hacpo.settings import params
 
 SEEDS = ("seed", "start_seed")
@@ -48,6 +49,9 @@ def groups_of(results: pl.DataFrame) -> list[Group]:
     """The groups of some results, in their order: by what a sweep, or the user, called them; else by their settings.
 
     Runs that bear the same name and the same seeds, but not the same settings, are groups of their own.
+
+    Raises:
+        SettingsError: two groups of a base would have one name.
     """
     frames_of: dict[tuple[str, str, str], dict[str, pl.DataFrame]] = {}
     for (run,), frame in results.group_by("run", maintain_order=True):
@@ -55,10 +59,14 @@ def groups_of(results: pl.DataFrame) -> list[Group]:
         own = variant if variant != run else ""
         key = (base, own, "" if own else _apart_from_seeds(settings))
         frames_of.setdefault(key, {})[str(run)] = frame
-    groups = []
+    groups, named = [], set[tuple[str, str]]()
     for (base, variant, _), frames in frames_of.items():
         for name, runs in _distinct(variant, frames):
             first = next(iter(runs.values()))
+            if (base, name) in named:
+                remedy = "name one of them: NAME=RUN"
+                raise SettingsError("a run, and a group of others, have this name", where=name, remedy=remedy)
+            named.add((base, name))
             groups.append(Group(base, name, runs, _leaves(first["settings"][0])))
     return groups
 

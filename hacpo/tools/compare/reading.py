@@ -7,14 +7,14 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hacpo.errors import ArtifactError, MissingInputError, SettingsError
+from hacpo.errors import MissingInputError, SettingsError
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.sweeping.collecting import joined
 from hacpo.pipeline.sweeping.planned_cells import planned
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
-from hacpo.pipeline.views.run_results import SCHEMA, difference, results_of
+from hacpo.pipeline.views.result_files import read_given_results
+from hacpo.pipeline.views.run_results import difference, results_of
 from hacpo.settings import params
 
 
@@ -28,14 +28,15 @@ def read(named: Iterable[str]) -> pl.DataFrame:
     Raises:
         SettingsError: a path is none of these, or the same run is named twice.
         MissingInputError: there are no results yet.
-        ArtifactError: a file is damaged.
+        ArtifactError: a file is damaged, or holds no results, or more than is compared.
     """
     frames = []
     for text in named:
         name, equals, path = text.rpartition("=")
         frame = pl.from_arrow(_read(Path(path if equals else text)))
         assert isinstance(frame, pl.DataFrame)
-        frame = frame.with_columns(pl.col(pl.Categorical).cast(pl.String)) if frame.height else frame
+        # A run's settings are long, and stay one text for all of its rows.
+        frame = frame.with_columns(pl.col(pl.Categorical).exclude("settings").cast(pl.String))
         frames.append(frame.with_columns(pl.lit(name).alias("variant")) if equals else frame)
     whole = pl.concat(frames, how="vertical_relaxed")
     keys = ["run", "agent", "step", "benchmark"]
@@ -47,7 +48,7 @@ def read(named: Iterable[str]) -> pl.DataFrame:
 
 def _read(path: Path) -> pa.Table:
     if path.is_file() and path.name not in (SWEEP, "params.yaml"):
-        return _read_file(path)
+        return read_given_results(path)
     folder = path.parent if path.is_file() else path
     if (folder / SWEEP).is_file():
         done = [cell for cell in planned(SweepFile.read(folder)) if cell.done]
@@ -69,13 +70,3 @@ def _check_settings(pipeline: Pipeline) -> None:
             where=pipeline.folder,
             remedy=f"run `{pipeline.command('run')}`, or change it back",
         )
-
-
-def _read_file(path: Path) -> pa.Table:
-    remedy = "name a pipeline folder, a folder with a sweep.yaml, or a file that `hacpo sweep --collect` has written"
-    try:
-        return pq.read_table(path).select(SCHEMA.names).cast(SCHEMA)
-    except KeyError:
-        raise SettingsError("holds no results of runs", where=path, remedy=remedy) from None
-    except (OSError, pa.ArrowException, ValueError) as error:
-        raise ArtifactError(f"cannot be read: {str(error).splitlines()[0]}", where=path, remedy=remedy) from None

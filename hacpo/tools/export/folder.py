@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hacpo.artifacts.model_folder import copy_file, is_cached, is_model_file
+from hacpo.artifacts.targets import check_outside_kept
 from hacpo.artifacts.weights import ADAPTER_CONFIG
 from hacpo.errors import MissingInputError, SettingsError
 from hacpo.settings.model_source import STARTED_FROM
@@ -25,9 +26,7 @@ def check_target(target: Path, artifacts: Path, *, force: bool) -> None:
     whole, run = target.resolve(), artifacts.resolve()
     if whole.is_relative_to(run) or run.is_relative_to(whole):
         raise SettingsError("must lie outside the run's artifacts", where=target, remedy="name another folder")
-    kept = next((folder for folder in (whole, *whole.parents) if _is_kept(folder)), None)
-    if kept is not None:
-        raise SettingsError(f"must lie outside {kept}", where=target, remedy="name another folder")
+    check_outside_kept(target, remedy="name another folder")
     if not whole.exists() or (whole.is_dir() and not any(whole.iterdir())):
         return
     if not force:
@@ -43,13 +42,6 @@ def check_target(target: Path, artifacts: Path, *, force: bool) -> None:
             found=foreign[0] if foreign else None,
             remedy="remove it yourself",
         )
-
-
-def _is_kept(folder: Path) -> bool:
-    """Whether what lies in a folder is a program's own: DVC's, git's, or hacpo's beside a params.yaml."""
-    if folder.name in (".dvc", ".git"):
-        return True
-    return folder.name in ("steps", ".keys") and (folder.parent / "params.yaml").is_file()
 
 
 def _is_of_export(entry: Path) -> bool:

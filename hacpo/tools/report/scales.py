@@ -185,7 +185,7 @@ def nice_step(span: float, pieces: int) -> float:
 def step_ticks(first: int, last: int, most: int = 6) -> list[int]:
     """Whole numbers to label on the axis of steps."""
     every = max(1, round(nice_step(max(last - first, 1), most - 1)))
-    return [step for step in range(first, last + 1) if step % every == 0] or [first]
+    return [*range(-(-first // every) * every, last + 1, every)] or [first]
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -1,0 +1,98 @@
+"""Whether a stranger's file can be read at all, found out in a process whose memory and time are bounded.
+
+What a file says of itself (sizes, counts of values) need not be so, and a dictionary makes terabytes of a few
+kilobytes, so nothing of it is believed: it is read to the end in a process that may take so much and no more.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from hacpo import kernel
+from hacpo.errors import HacpoError, first_line, harmless
+
+MEMORY = 6 << 30
+"""Bytes that reading may take beyond what Python and its libraries do."""
+
+SECONDS = 600
+"""Of processor time that reading may take."""
+
+_TOO_LARGE = 3
+_UNREADABLE = 4
+
+
+def try_reading(
+    path: Path, reader: Callable[[Path], Any], error: type[HacpoError], too_large: HacpoError, *, parts: str
+) -> None:
+    """Read a file in another process, and forget what is in it.
+
+    Args:
+        reader: a function of a module. A HacpoError of it says what is wrong with the file.
+        error: what is raised with that line, or with one of this function's own.
+        too_large: what is raised where reading takes more than `MEMORY`.
+        parts: what to do where it takes longer than `SECONDS`.
+
+    Raises:
+        HacpoError: as above; or the process failed for another reason.
+    """
+    named = f"{reader.__module__}:{reader.__qualname__}"
+    bounds = [str(MEMORY), str(SECONDS)]
+    command = [sys.executable, "-P", "-m", __spec__.name, *bounds, str(os.getpid()), named, str(path)]
+    # Arrow's own allocators take address space beforehand.
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == _UNREADABLE:
+        raise error(done.stdout)
+    if done.returncode == 1:  # Python's own, of what is no fault of the file
+        why = (done.stderr.splitlines() or ["it says nothing"])[-1]
+        raise HacpoError(f"the process that reads it failed: {harmless(why)[:160]}", where=path)
+    if done.returncode == -signal.SIGXCPU:
+        raise error(f"takes more than {SECONDS} seconds to read", where=path, remedy=parts)
+    if done.returncode != 0:  # by its own word, or by a signal: Arrow ends the process where it gets no memory
+        raise too_large
+
+
+def main() -> int:
+    """`python -m hacpo.artifacts.trial BYTES SECONDS PARENT MODULE:FUNCTION FILE`: reads the file; the exit code says
+    what came of it."""
+    more, seconds, parent = map(int, sys.argv[1:4])
+    module, _, function = sys.argv[4].partition(":")
+    path = Path(sys.argv[5])
+    kernel.end_with_parent()
+    if os.getppid() != parent:
+        return 1
+    reader = getattr(import_module(module), function)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    kernel.bound_memory(more)
+    try:
+        reader(path)
+    except MemoryError:
+        return _TOO_LARGE
+    except HacpoError as error:
+        print(error)
+        return _UNREADABLE
+    except Exception as error:  # a damaged file makes Arrow raise whatever its damage leads to
+        print(HacpoError(f"cannot be read: {first_line(error)}", where=path))
+        return _UNREADABLE
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
