@@ -82,18 +82,11 @@ class Trainer:
         """
         if self.settings.gradient_checkpointing:
             recompute_activations(self.model)
-        if self.algorithm.importance.reference == "self":
-            pool = self._by_old_policy(pool, list(dict.fromkeys(row for part in plan.rows for row in part)))
-        done: list[_MicroBatch] = []
+        pool = self.with_divisors(pool, plan)
+        done: list[MicroBatch] = []
         norms: list[float] = []
         for index, (rows, counts) in enumerate(zip(plan.rows, plan.counts, strict=True)):
-            for number, batch in self._share(pool, rows):
-                if batch is None:
-                    self._pass_along()
-                    continue
-                value, terms = self._micro_loss(pool.rows(batch), counts, index)
-                value.backward()  # type: ignore[no-untyped-call]
-                done.append(_MicroBatch(index, number, float(value.detach()), batch, _traced(terms)))
+            done += self.accumulate(pool, rows, counts, index)
             norms.append(self.optimizer.step())
             self.optimizer.zero_grad()  # the last gradients too: the model may stay in memory
             if on_progress:
@@ -113,6 +106,38 @@ class Trainer:
         }
         order = np.lexsort((np.asarray(trace["update"]), np.array([row for micro in everyone for row in micro.rows])))
         return trace.take(pa.array(order)).combine_chunks(), metrics
+
+    def with_divisors(self, pool: TrainingPool, plan: UpdatePlan) -> TrainingPool:
+        """The pool with the log-probabilities that ratios divide by, where these are not the stored ones."""
+        if self.algorithm.importance.reference != "self":
+            return pool
+        return self._by_old_policy(pool, list(dict.fromkeys(row for part in plan.rows for row in part)))
+
+    def accumulate(
+        self, pool: TrainingPool, rows: Sequence[int], counts: Mapping[str, int], index: int
+    ) -> list[MicroBatch]:
+        """Add the gradient of some rows' part of an update's loss to what the parameters hold in `grad`.
+
+        The parts add up: an update's gradient is the sum over any division of its rows.
+
+        Args:
+            pool: from `with_divisors`.
+            rows: numbers of rows of the pool.
+            counts: source -> responses scheduled for the whole update.
+            index: m, updates already done within the step.
+
+        Returns:
+            This process's micro-batches.
+        """
+        done = []
+        for number, batch in self._share(pool, rows):
+            if batch is None:
+                self._pass_along()
+                continue
+            value, terms = self._micro_loss(pool.rows(batch), counts, index)
+            value.backward()  # type: ignore[no-untyped-call]
+            done.append(MicroBatch(index, number, float(value.detach()), batch, _traced(terms)))
+        return done
 
     def _share(self, pool: TrainingPool, rows: Sequence[int]) -> Iterator[tuple[int, Sequence[int] | None]]:
         """This process's micro-batches with their numbers; None where the others have one more."""
@@ -210,7 +235,7 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class _MicroBatch:
+class MicroBatch:
     """What one forward pass gave: its place, its part of the loss, and its rows of the pool with their columns of the
     trace."""
 
@@ -237,7 +262,7 @@ def _traced(terms: ResponseTerms) -> dict[str, list[Any]]:
     return {name: getattr(terms, f"{name}_b").tolist() for name in _TRACED}
 
 
-def _trace(pool: TrainingPool, everyone: Sequence[_MicroBatch]) -> pa.Table:
+def _trace(pool: TrainingPool, everyone: Sequence[MicroBatch]) -> pa.Table:
     """The trace table of micro-batches, one after another."""
     learned = pool.table.select(["rollout_id", "source", "is_self", "sampler_weight"])
     learned = learned.take(pa.array([row for micro in everyone for row in micro.rows], pa.int64()))
