@@ -6,7 +6,7 @@ READY := .venv/.ready
 PURE := $(addprefix tests/,algorithm artifacts data docs evaluation settings tokens verifying)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: quickstart check test setup vllm-cpu gpu-check bench lint types imports pure unit docs soak soak-short clean
+.PHONY: quickstart check test setup vllm-cpu gpu-check bench study lint types imports pure unit docs soak soak-short clean
 
 quickstart: $(READY)
 	hacpo run pipelines/quickstart
@@ -37,6 +37,10 @@ gpu-check: $(READY)
 # Speeds against their targets; some of them: make bench BENCH='starting --rounds 5'
 bench: $(READY)
 	python benchmarks/bench.py $(BENCH)
+
+# docs/results.md, from runs to page; QUICK=1: the whole way in minutes, below artifacts/. Options: make study STUDY='--jobs 1'
+study: $(READY)
+	python -m benchmarks.study $(if $(QUICK),--quick) $(STUDY)
 
 lint: $(READY)
 	ruff check .

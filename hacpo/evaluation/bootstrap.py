@@ -14,8 +14,9 @@ draws reach, the normal of the draws' spread takes their place.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -23,6 +24,8 @@ import numpy as np
 
 DRAWS = 10_000
 _CHUNK = 1000
+_MOST_KEPT = 4_000_000
+"""Numbers of a resampling that is kept for the next table of its shape: 32 MB."""
 _FEWEST = 10
 """Draws beyond a quantile from which on it is believed."""
 _ROUNDING = 1e-12
@@ -80,17 +83,36 @@ def hierarchical(
 
 def _drawn(values: Array, variances: Array, seed: int, draws: int) -> Array:
     """Means of tables whose runs, problems and responses are drawn anew."""
-    runs, problems = values.shape
+    (runs, problems), means = values.shape, []
+    for of_runs, of_problems, normal in _resampled(seed, runs, problems, draws):
+        mean = ((of_runs @ values) * of_problems).sum(axis=1) / values.size
+        spread = np.sqrt(((of_runs @ variances) * of_problems).sum(axis=1)) / values.size
+        means.append(mean + spread * normal)
+    return np.concatenate(means)
+
+
+def _resampled(seed: int, runs: int, problems: int, draws: int) -> Iterable[tuple[Array, Array, Array]]:
+    """How often each draw has each run, and each problem, and a normal of its own; in parts of `_CHUNK` draws.
+
+    They depend on no value: a comparison with many differences draws them once, where they are small enough to keep.
+    """
+    if draws * (runs + problems) <= _MOST_KEPT:
+        return _kept_resampled(seed, runs, problems, draws)
+    return _newly_resampled(seed, runs, problems, draws)
+
+
+@lru_cache(maxsize=4)
+def _kept_resampled(seed: int, runs: int, problems: int, draws: int) -> list[tuple[Array, Array, Array]]:
+    return list(_newly_resampled(seed, runs, problems, draws))
+
+
+def _newly_resampled(seed: int, runs: int, problems: int, draws: int) -> Iterator[tuple[Array, Array, Array]]:
     random = np.random.default_rng(seed)
-    means = []
     for begin in range(0, draws, _CHUNK):
         size = min(_CHUNK, draws - begin)
         of_runs = random.multinomial(runs, np.full(runs, 1 / runs), size).astype(float)
         of_problems = random.multinomial(problems, np.full(problems, 1 / problems), size).astype(float)
-        mean = ((of_runs @ values) * of_problems).sum(axis=1) / values.size
-        spread = np.sqrt(((of_runs @ variances) * of_problems).sum(axis=1)) / values.size
-        means.append(mean + spread * random.standard_normal(size))
-    return np.concatenate(means)
+        yield of_runs, of_problems, random.standard_normal(size)
 
 
 def expanded(upper: float, runs: int) -> float:

@@ -32,7 +32,8 @@ _HEAD = 1 << 20
 def render(compared: Compared, title: str) -> str:
     """The page as HTML; the same arguments give the same text."""
     script = report_resource("report.js")
-    places = list(dict.fromkeys((base, benchmark) for base, _, benchmark in compared.curves))
+    judged = dict.fromkeys((comparison.base, comparison.benchmark) for comparison in compared.comparisons)
+    drawn = dict.fromkeys((base, benchmark) for base, _, benchmark in compared.curves)
     return (
         _environment()
         .get_template("compare.html")
@@ -46,9 +47,9 @@ def render(compared: Compared, title: str) -> str:
             groups=parts().grid(
                 ["group", "runs", "seed, start_seed"], [_group(group) for group in compared.groups], "Groups"
             ),
-            settings=_settings(compared.groups),
-            verdicts=[(*place, _verdicts(compared, *place)) for place in places],
-            curves=[(*place, _panels(compared, *place)) for place in places],
+            settings=Markup("").join(_settings(of_base) for of_base in _by_base(compared.groups)),
+            verdicts=[(*place, _verdicts(compared, *place)) for place in judged],
+            curves=[(*place, _panels(compared, *place)) for place in drawn],
             problems=[(comparison, _problems(comparison)) for comparison in compared.comparisons],
         )
     )
@@ -72,6 +73,12 @@ def _environment() -> Environment:
 def _group(group: Group) -> list[str]:
     name = f"{group.base}/{group.name}" if group.base else group.name
     return [name, str(len(group.runs)), "; ".join(f"{seed}, {start}" for seed, start in sorted(group.runs))]
+
+
+def _by_base(groups: Sequence[Group]) -> list[list[Group]]:
+    """Groups that are compared with each other."""
+    bases = {group.base: 0 for group in groups}
+    return [[group for group in groups if group.base == base] for base in bases]
 
 
 def _settings(groups: Sequence[Group]) -> Markup:
