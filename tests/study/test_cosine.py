@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.study.cosine import Gradients, compared, cosine, gradients_of, halves, main, merged, rows
+from benchmarks.study.cosine import compared, cosine, main, rows
+from benchmarks.study.gradients import Gradients, gradients_of, halves
 from hacpo.errors import ArtifactError
 from hacpo.pipeline.project import Pipeline
 from tests.conftest import Cli
@@ -77,22 +78,49 @@ def test_the_parts_add_up_to_the_updates_own_gradient(finished_copy: Path, cli: 
     assert np.linalg.norm(whole) == pytest.approx(metrics["grad_norm"], rel=1e-5)
 
 
+INTO = Path("results/cosines.parquet")
+
+
+def look(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr("sys.argv", ["cosine", "pipelines/small", "--into", str(INTO), *words])
+    main()
+
+
 @pytest.mark.slow
 def test_a_table_of_a_run_that_grows(finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    into = Path("results/cosines.parquet")
-    for words in (["--steps", "1"], ["--steps", "1", "2", "--agents", "bo"]):
-        monkeypatch.setattr("sys.argv", ["cosine.py", "pipelines/small", "--into", str(into), *words])
-        main()
-    table = pq.read_table(into).to_pylist()
+    look(monkeypatch, "--steps", "1")
+    look(monkeypatch, "--steps", "1", "2", "--agents", "bo")
+    look(monkeypatch, "--steps", "1", "--agents", "ada", "--set", "algorithm.clip.cross=none")
+    table = pq.read_table(INTO).to_pylist()
     assert [(row["run"], row["agent"], row["step"], row["other"]) for row in table] == [
         ("small", "ada", 1, "bo"),
         ("small", "bo", 1, "ada"),
         ("small", "bo", 2, "ada"),
+        ("small algorithm.clip.cross=none", "ada", 1, "bo"),
     ]
-    for row in table:
-        assert row["own_norm"] > 0
-        assert -1 <= row["control"] <= 1
-    assert merged(into, [{**table[0], "cosine": 0.25}]).to_pylist()[0]["cosine"] == 0.25
+    stored, unclipped = table[0], table[-1]
+    for name in ("own_norm", "control", "control_problems"):
+        assert stored[name] == unclipped[name], name
+    assert unclipped["cross_live"] > stored["cross_live"]
+    assert all(row["own_norm"] > 0 and -1 <= row["control"] <= 1 for row in table)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_looked_at_is_said_in_one_line(finished_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, said in (
+        (["--agents", "eve"], r"no such agent \(expected ada, bo, found eve\)"),
+        (["--steps", "9"], "no checkpoint from which one of these updates began is there"),
+        (["--set", "algorithm.clip.crass=none"], "unknown key 'algorithm.clip.crass'"),
+        (["--set", "algorithm.recipe=gspo"], "agents learn from their own responses alone"),
+        (["--into", "pipelines/small/params.yaml"], "params.yaml: "),
+    ):
+        with pytest.raises(SystemExit, match=f"^cosine: error: .*{said}"):
+            look(monkeypatch, *words)
+    params = Path("pipelines/small/params.yaml")
+    params.write_text(params.read_text().replace("alpha: 1.0", "alpha: 2.0"))
+    with pytest.raises(SystemExit, match=r"^cosine: error: .*has changed since the settings were resolved"):
+        look(monkeypatch)
+    assert not INTO.exists()
 
 
 @pytest.mark.slow

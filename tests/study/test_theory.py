@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import polars as pl
 import pytest
 
-from benchmarks.study.theory import (
-    BASELINES,
-    CASES,
-    Case,
-    closed_form,
-    estimate,
-    quantities,
-    rows,
-    simulated,
-    views,
-)
+from benchmarks.study.known_accuracies import BASELINES, CASES, Case, closed_form, simulated
+from benchmarks.study.theory import estimate, quantities, rows, views
 from tests.small_project import ROOT
 
 EXACT = ("oracle", "joint", "own")
@@ -124,3 +116,27 @@ def test_the_committed_table_is_this_programs() -> None:
         assert row["closed_form"] == pytest.approx(expected[key].quantity(key[2]), abs=1e-12), key
         if key[1] in EXACT:
             assert abs(row["value"] - row["closed_form"]) <= 5 * row["standard_error"] + 1e-12, key
+
+
+@pytest.mark.parametrize(
+    ("said", "case", "baseline", "quantity"),
+    [
+        (".275 too low", "complementary agents: .75 | .2", "oracle", "bias"),
+        (".192 beside", "ratio 2.1 everywhere: .84 | .4", "capability", "sd"),
+        ("beside .130", "ratio 2.1 everywhere: .84 | .4", "own", "sd"),
+        (".078 beside", "weak uneven learner, strong partner: .2 | .84", "capability", "sd"),
+        ("beside .141", "weak uneven learner, strong partner: .2 | .84", "own", "sd"),
+        (".095 too low", "strong learner, uneven partner, guard: every problem", "capability", "bias"),
+        (".225 too low", "ratio 20, omega_max acts", "oracle", "bias"),
+        (".25 where", "partner always wrong", "capability", "bias"),
+    ],
+)
+def test_the_page_says_what_the_table_has(said: str, case: str, baseline: str, quantity: str) -> None:
+    assert said in (ROOT / "docs" / "theory.md").read_text("utf-8")
+    (row,) = (
+        pl.read_parquet(ROOT / "docs" / "results" / "theory.parquet")
+        .filter((pl.col("case") == case) & (pl.col("baseline") == baseline) & (pl.col("quantity") == quantity))
+        .to_dicts()
+    )
+    (number,) = re.findall(r"\.\d+", said)
+    assert f"{abs(row['closed_form' if baseline == 'oracle' else 'value']):.{len(number) - 1}f}" == f"0{number}"
