@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hacpo.evaluation.bootstrap import holm
@@ -26,6 +25,13 @@ class Study:
     """
 
     groups: Mapping[str, Sequence[Group]]
+    _compared: dict[Table, Compared | None] = field(default_factory=dict, init=False, repr=False)
+
+    def compared(self, table: Table) -> Compared | None:
+        """A table's comparison, made once; None where its family is not done, or has but one of its groups."""
+        if table not in self._compared:
+            self._compared[table] = _compared(self.groups.get(table.family, ()), table)
+        return self._compared[table]
 
 
 @dataclass(frozen=True)
@@ -122,10 +128,8 @@ def read_study(root: Path) -> Study:
     return Study({family: groups_of(read([str(file)])) for family, file in files.items() if file.is_file()})
 
 
-@cache
-def compared(study: Study, table: Table) -> Compared | None:
-    """A table's comparison; None where its family is not done, or has but one of its groups."""
-    named = {(group.base, group.name): group for group in study.groups.get(table.family, ())}
+def _compared(groups: Sequence[Group], table: Table) -> Compared | None:
+    named = {(group.base, group.name): group for group in groups}
     bases = {base: None for base, name in named if name == table.against}
     chosen = [named[base, name] for base in bases for name in (table.against, *table.groups) if (base, name) in named]
     if len(chosen) == len(bases):
@@ -138,7 +142,7 @@ def verdicts(study: Study) -> list[tuple[Hypothesis, Comparison | None]]:
     of them, those that are not done included."""
     found = []
     for one in HYPOTHESES:
-        whole = compared(study, Table(one.name, one.family, one.against, (one.group,), one.axis))
+        whole = study.compared(Table(one.name, one.family, one.against, (one.group,), one.axis))
         found.append(whole.comparisons[0] if whole else None)
     for measure in ("area", "at_budget", "last"):
         p_values = [None if one is None else difference(one, measure).change.p for one in found]
@@ -165,7 +169,7 @@ def everything(study: Study) -> Compared | None:
     comparisons = [replace(comparison, base=f"{name} ({comparison.base})") for name, comparison in named]
     groups, curves = [], {}
     for table in TABLES:
-        whole = compared(study, table)
+        whole = study.compared(table)
         if whole is None:
             continue
         groups += [replace(group, base=f"{table.title} ({group.base})") for group in whole.groups]

@@ -15,7 +15,6 @@ from benchmarks.study.asked import (
     Hypothesis,
     Study,
     Table,
-    compared,
     difference,
     verdicts,
 )
@@ -102,13 +101,16 @@ def _p(value: float | None) -> str:
 
 def _section(study: Study, asked: Table) -> Iterator[str]:
     """Accuracies at equal cost, a row for each group and base; and by step."""
-    whole = compared(study, asked)
+    whole = study.compared(asked)
     if whole is None:
         return
     yield f"## {asked.title}\n"
-    measures = [f"{TITLES[measure]}" for measure in ("area", "at_budget")]
     header = ["pair", "", "pairs of runs", f"equal {WORDS[asked.axis]}"]
-    header += [cell for title in measures for cell in (title, f"minus `{asked.against}`", "95 % interval", "verdict")]
+    header += [
+        cell
+        for measure in ("area", "at_budget")
+        for cell in (TITLES[measure], f"minus `{asked.against}`", "95 % interval", "verdict")
+    ]
     yield table(header, _rows(whole))
     steps = [point.step for point in next(iter(whole.curves.values()))]
     yield "Accuracy after so many steps:\n"
@@ -141,7 +143,7 @@ def _by_step(points: Sequence[Point], steps: Sequence[int]) -> list[str]:
 
 def _papers(study: Study, asked: Table) -> Iterator[str]:
     """Table 1 of the paper, one for each pair: rows are recipes, columns agents."""
-    whole = compared(study, asked)
+    whole = study.compared(asked)
     for base in dict.fromkeys(comparison.base for comparison in whole.comparisons) if whole else ():
         assert whole is not None
         found = {comparison.group: comparison for comparison in whole.comparisons if comparison.base == base}
@@ -165,13 +167,12 @@ def _costs(study: Study) -> Iterator[str]:
     axes = [axis for axis in AXES if axis != "steps"]
     rows, seen = [], set[tuple[str, str]]()
     for asked in TABLES:
-        whole = compared(study, asked) if asked.family != "ablations" else None
+        whole = study.compared(asked) if asked.family != "ablations" else None
         for (base, name, _), points in whole.curves.items() if whole else ():
             if (base, name) not in seen:
                 seen.add((base, name))
-                rows.append(
-                    [base, f"`{name}`", str(points[-1].step), *(amount(points[-1].spent[axis]) for axis in axes)]
-                )
+                end = points[-1]
+                rows.append([base, f"`{name}`", str(end.step), *(amount(end.spent[axis]) for axis in axes)])
     if rows:
         yield "## What a run costs an agent\n"
         yield table(["pair", "", "steps", *(WORDS[axis] for axis in axes)], rows)
@@ -183,16 +184,11 @@ def _rates(study: Study) -> Iterator[str]:
     means = tuned(study.groups["tuning"])
     best = chosen(means)
     rates = sorted({rate for of_rates in means.values() for rate in of_rates})
-    yield "## Learning rates\n\nMean accuracy up to the budget on `heldout`, on tuning's seeds; the best is bold.\n"
     rows = []
     for recipe, of_rates in means.items():
-        shown = [f"{of_rates[rate]:.3f}" if rate in of_rates else "" for rate in rates]
-        rows.append(
-            [
-                f"`{recipe}`",
-                *(f"**{cell}**" if rate == best[recipe] else cell for rate, cell in zip(rates, shown, strict=True)),
-            ]
-        )
+        shown = {rate: f"**{mean:.3f}**" if rate == best[recipe] else f"{mean:.3f}" for rate, mean in of_rates.items()}
+        rows.append([f"`{recipe}`", *(shown.get(rate, "") for rate in rates)])
+    yield "## Learning rates\n\nMean accuracy up to the budget on `heldout`, on tuning's seeds; the best is bold.\n"
     yield table(["", *(f"{rate:.1e}" for rate in rates)], rows)
 
 

@@ -12,13 +12,13 @@ from hacpo.artifacts.text_files import load_yaml
 
 STUDY = Path("pipelines/study")
 _FEW: dict[str, tuple[str, ...]] = {
-    "tuning": ("gspo", "hacpo"),
-    "main": ("hacpo", "gspo_x2", "gspo_two_passes", "gspo", "naive"),
+    "tuning": ("hacpo",),
+    "main": ("hacpo", "gspo_x2", "gspo_two_passes", "naive"),
     "gap": ("hacpo", "own"),
     "pairs": ("hacpo", "gspo", "gspo_x2"),
     "ablations": ("hacpo", "no_clip", "no_stepwise"),
 }
-_WARMUP, _STEPS, _SEEDS = 60, 10, 2
+_WARMUP, _STEPS, _PROBLEMS = 60, 10, 50
 
 
 def project(at: Path, source: Path) -> None:
@@ -39,14 +39,14 @@ def project(at: Path, source: Path) -> None:
 
 def few(family: str, sweep: dict[str, Any]) -> dict[str, Any]:
     """A sweep with few cells of few steps."""
-    settings = {**sweep["settings"], "steps": _STEPS}
+    heldout = {"sets": {name: {"problems": _PROBLEMS} for name in ("gym/heldout", "gym/final")}}
     return {
         **sweep,
         "bases": dict([*sweep["bases"].items()][:1]),
         "variants": {name: sweep["variants"][name] for name in _FEW[family]},
-        "seeds": sweep["seeds"][: 1 if family == "tuning" else _SEEDS],
+        "seeds": sweep["seeds"][: 2 if family == "main" else 1],
         "start_seeds": sweep["start_seeds"][:1],
-        "settings": settings,
+        "settings": {**sweep["settings"], "steps": _STEPS, "data": heldout},
     }
 
 

@@ -15,8 +15,9 @@ GRID = "-learning_rate-"
 """Between a recipe and its rate in the names that tuning's grid gives."""
 
 INNER = ("0_00015", "0_0003", "0_0006")
+"""The rates that are run of every recipe, as the names of cells have them."""
 OUTER = {1.5e-4: "7_5e_05", 6e-4: "0_0012"}
-"""Run of a recipe whose best rate of the inner ones is the key."""
+"""An end of the inner rates -> the one beyond it, which is run of a recipe that is best there."""
 
 Tuned = dict[str, dict[float, float]]
 """Recipe -> learning rate -> mean accuracy up to the budget."""

@@ -27,6 +27,13 @@ def test_holm() -> None:
     assert holm([]) == []
 
 
+def test_a_resampling_that_is_kept_is_the_one_that_would_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(3).random((4, 7))
+    kept = [hierarchical(values - shift, values * 0.01, seed=5, draws=2500) for shift in (0.1, 0.2)]
+    monkeypatch.setattr("hacpo.evaluation.bootstrap._MOST_KEPT", 0)
+    assert kept == [hierarchical(values - shift, values * 0.01, seed=5, draws=2500) for shift in (0.1, 0.2)]
+
+
 def test_of_two_runs_and_nothing_else_it_is_students_interval() -> None:
     # Two runs of 0 and 1: the mean .5 and its standard error s / sqrt(2) = .7071 / 1.4142 = .5; t = 12.706.
     of = hierarchical(np.array([[0.0], [1.0]]), np.zeros((2, 1)), seed=1, draws=40_000)

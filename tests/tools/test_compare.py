@@ -365,6 +365,19 @@ def test_a_page_replaces_nothing_but_a_page(cli: Cli, kind: str) -> None:
     assert not Path("elsewhere").exists()
 
 
+def test_groups_of_one_base_are_set_beside_each_other_alone(cli: Cli) -> None:
+    parts = []
+    for base, names in (("one", ("a", "b")), ("two", ("c", "d"))):
+        for number, name in enumerate(names):
+            made = rows(name, 1, [[0] * 4, [1] * 4], settings={"steps": 10 * len(base) + number})
+            parts.append([{**row, "base": base, "run": f"{base}/{name}"} for row in made])
+    assert cli("compare", written(*parts), "--against", "a", "--html", "page.html").code == 0
+    page = Path("page.html").read_text()
+    assert page.count(">Settings that differ<") == 2  # of a and b, of c and d
+    assert page.count("<h3>one, heldout</h3>") == 2  # verdicts and curves
+    assert page.count("<h3>two, heldout</h3>") == 1  # there is no `a` to compare with
+
+
 def test_a_page_is_written_over_a_page_and_nowhere_else_of_a_programs_own(cli: Cli) -> None:
     name = written(rows("a", 1, [[0] * 4, [1] * 4]), rows("b", 1, [[1] * 4, [2] * 4]))
     assert cli("compare", name, "--html", "page.html").code == 0
