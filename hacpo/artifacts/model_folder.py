@@ -49,6 +49,9 @@ MODEL_FILES = (
 """Patterns of the names of a model's files."""
 
 
+GGUF = ".gguf"
+"""Ending of a file that holds a whole model as llama.cpp reads it (https://github.com/ggml-org/ggml, docs/gguf.md)."""
+
 CHAT_TEMPLATES = "additional_chat_templates"
 """Folder of a model folder for templates under other names; never taken along."""
 
@@ -86,6 +89,38 @@ def model_files(folder: Path) -> list[Path]:
                 remedy="put a copy in its place if it belongs to the model, else remove it",
             )
     return files
+
+
+def gguf_of(model: Path) -> Path | None:
+    """The GGUF file that an agent starts from: `model` itself, or the one in the folder, if it holds nothing that is
+    read otherwise; None where there is none.
+
+    Raises:
+        ModelError: it is one of several, or a link that leaves the folder, or no regular file.
+    """
+    if model.suffix == GGUF and not model.is_dir():
+        found = [model] if model.exists() else []
+    else:
+        found = [] if (model / "config.json").exists() else sorted(model.glob(f"*{GGUF}"))
+    if len(found) > 1:
+        raise ModelError(
+            "holds several GGUF files",
+            where=model,
+            found=", ".join(file.name for file in found)[:160],
+            remedy="name the one that is meant in agents.<name>.model; a model in several parts cannot be used",
+        )
+    for file in found:
+        real = Path(os.path.realpath(file))
+        if not real.is_file() or not (file == model or any(real.is_relative_to(root) for root in _roots(model))):
+            what = f"a link to {file.readlink()}" if file.is_symlink() else "no regular file"
+            raise ModelError("is no file of this model", where=file, found=what, remedy="put a copy in its place")
+    return found[0] if found else None
+
+
+def gguf_hash(file: Path) -> str:
+    """SHA-256 of a GGUF file, as `sha256sum` prints it."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def is_cached(file: Path) -> bool:

@@ -192,7 +192,7 @@ CHECKPOINT = Artifact(
     "agent",
     about="a Hugging Face model folder (after step 0 of an agent with a [LoRA adapter](lora.md): the adapter alone), "
     "and `trainer/` (optimizer.safetensors, state.json); `started_from.json` where the agent came from the hub: "
-    "repository and commit",
+    "repository and commit; or from a GGUF file: its name and SHA-256",
 )
 METRICS = Artifact("metrics", "metrics", "run")
 WHOLE_STEP = "all"

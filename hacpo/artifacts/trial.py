@@ -30,24 +30,37 @@ _UNREADABLE = 4
 
 
 def try_reading(
-    path: Path, reader: Callable[[Path], Any], error: type[HacpoError], too_large: HacpoError, *, parts: str
-) -> None:
-    """Read a file in another process, and forget what is in it.
+    path: Path,
+    reader: Callable[..., Any],
+    error: type[HacpoError],
+    too_large: HacpoError,
+    *,
+    parts: str,
+    into: Path | None = None,
+    memory: int = MEMORY,
+    seconds: int = SECONDS,
+) -> str:
+    """Read a file in another process, and forget what is in it, but for what the reader makes of it.
 
     Args:
-        reader: a function of a module. A HacpoError of it says what is wrong with the file.
+        reader: a function of a module, called with `path`. A HacpoError of it says what is wrong with the file.
         error: what is raised with that line, or with one of this function's own.
-        too_large: what is raised where reading takes more than `MEMORY`.
-        parts: what to do where it takes longer than `SECONDS`.
+        too_large: what is raised where reading takes more than `memory`.
+        parts: what to do where it takes longer than `seconds`.
+        into: a folder that the reader is called with as well, to write to.
+        memory, seconds: the bounds.
+
+    Returns:
+        The line that the reader returns; empty if it returns none.
 
     Raises:
         HacpoError: as above; or the process failed for another reason.
     """
     named = f"{reader.__module__}:{reader.__qualname__}"
-    bounds = [str(MEMORY), str(SECONDS)]
-    command = [sys.executable, "-P", "-m", __spec__.name, *bounds, str(os.getpid()), named, str(path)]
-    # Arrow's own allocators take address space beforehand.
-    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    given = [str(given) for given in (path, into) if given is not None]
+    command = [sys.executable, "-P", "-m", __spec__.name, str(memory), str(seconds), str(os.getpid()), named, *given]
+    # Arrow's own allocators take address space beforehand. Whatever a file names, nothing is fetched for it.
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command,
         env=environment,
@@ -63,17 +76,18 @@ def try_reading(
         why = (done.stderr.splitlines() or ["it says nothing"])[-1]
         raise HacpoError(f"the process that reads it failed: {harmless(why)[:160]}", where=path)
     if done.returncode == -signal.SIGXCPU:
-        raise error(f"takes more than {SECONDS} seconds to read", where=path, remedy=parts)
+        raise error(f"takes more than {seconds} seconds to read", where=path, remedy=parts)
     if done.returncode != 0:  # by its own word, or by a signal: Arrow ends the process where it gets no memory
         raise too_large
+    return (done.stdout.splitlines() or [""])[-1]
 
 
 def main() -> int:
-    """`python -m hacpo.artifacts.trial BYTES SECONDS PARENT MODULE:FUNCTION FILE`: reads the file; the exit code says
-    what came of it."""
+    """`python -m hacpo.artifacts.trial BYTES SECONDS PARENT MODULE:FUNCTION FILE [FOLDER]`: reads the file; the exit
+    code says what came of it."""
     more, seconds, parent = map(int, sys.argv[1:4])
     module, _, function = sys.argv[4].partition(":")
-    path = Path(sys.argv[5])
+    path, *into = map(Path, sys.argv[5:])
     kernel.end_with_parent()
     if os.getppid() != parent:
         return 1
@@ -82,7 +96,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     kernel.bound_memory(more)
     try:
-        reader(path)
+        said = reader(path, *into)
     except MemoryError:
         return _TOO_LARGE
     except HacpoError as error:
@@ -91,6 +105,8 @@ def main() -> int:
     except Exception as error:  # a damaged file makes Arrow raise whatever its damage leads to
         print(HacpoError(f"cannot be read: {first_line(error)}", where=path))
         return _UNREADABLE
+    if isinstance(said, str):
+        print(said)
     return 0
 
 

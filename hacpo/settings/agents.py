@@ -157,13 +157,14 @@ class AgentSettings(Section):
 
     model: str | None = knob(
         None,
-        doc="A Hugging Face model folder with its tokenizer, relative to the project's root; or, where no such folder "
-        "is there, `owner/name` on the hub, which `warmup` downloads (docs/models.md).",
+        doc="A Hugging Face model folder with its tokenizer, or a GGUF file (or a folder that holds one), relative to "
+        "the project's root; or, where no such folder is there, `owner/name` on the hub, which `warmup` downloads "
+        "(docs/models.md).",
     )
     revision: str | None = knob(
         None,
         doc="With a `model` on the hub: its branch, tag or commit; null: the main branch as it is when downloaded. The "
-        "checkpoints hold the commit.",
+        "checkpoints hold the commit. Of a GGUF file: the SHA-256 that it must have.",
     )
     chat_template: str | None = knob(
         None,

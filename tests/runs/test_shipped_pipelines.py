@@ -110,7 +110,7 @@ def expected_algorithm(run: str) -> dict[str, Any]:
 def missing_models(settings: Settings) -> list[str]:
     """Model folders of this machine that are not there; what is on the hub is fetched when it is needed."""
     named = [agent.model for agent in settings.agents.values() if agent.model]
-    return [name for name in named if hub_repository(name, ROOT) is None and not (ROOT / name).is_dir()]
+    return [name for name in named if hub_repository(name, ROOT) is None and not (ROOT / name).exists()]
 
 
 @pytest.mark.parametrize("run", sorted(SHIPPED))

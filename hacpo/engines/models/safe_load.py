@@ -63,11 +63,11 @@ def load_whole(folder: Path, called: Path | None = None, **options: Any) -> Any:
         raise ModelError(f"cannot be loaded: {why_unloadable(error)}", where=where) from None
     finally:
         logging.set_verbosity(loud)
-    _account(report, where)
+    check_report(report, where)
     return model
 
 
-def _account(report: dict[str, Any], where: Path) -> None:
+def check_report(report: dict[str, Any], where: Path) -> None:
     """Refuse a model of which a parameter has not come from the folder, or a tensor of the folder has gone nowhere."""
     missing = sorted(map(str, report["missing_keys"]))
     other = sorted((str(name), tuple(present), tuple(wanted)) for name, present, wanted in report["mismatched_keys"])

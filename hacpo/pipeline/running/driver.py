@@ -10,7 +10,7 @@ import os
 import shutil
 
 from hacpo.artifacts.durability import flushing
-from hacpo.artifacts.model_folder import model_files
+from hacpo.artifacts.model_folder import gguf_of, model_files
 from hacpo.errors import ModelError, SettingsError
 from hacpo.pipeline.execution.workers import Workers
 from hacpo.pipeline.locking.locks import driver_lock, refuse_beside_run
@@ -95,12 +95,17 @@ def _check_models(pipeline: Pipeline) -> None:
     """Refuse model folders that no start can be made from, before another stage has run.
 
     Raises:
-        ModelError: one is missing, or holds a file that is none of a model's.
+        ModelError: one is missing, or holds a file that is none of a model's, or cannot be read here.
     """
+    from hacpo.engines.models.gguf_start import require_gguf
+
     for name, agent in pipeline.settings.agents.items():
         if agent.model is None or hub_repository(agent.model, pipeline.root) is not None:
             continue
         folder = pipeline.root / agent.model
+        if gguf_of(folder) is not None:
+            require_gguf(f"agents.{name}.model")
+            continue
         if not folder.is_dir():
             raise ModelError(
                 missing_folder(agent.model, pipeline.root), where=folder, remedy=f"correct agents.{name}.model"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hacpo.artifacts.model_folder import GGUF, gguf_hash, gguf_of
 from hacpo.artifacts.text_files import load_json, parse_json
 from hacpo.artifacts.weights import ADAPTER_FILES, is_weights, optimizer_files
-from hacpo.errors import ArtifactError
-from hacpo.settings.model_source import COMMIT, STARTED_FROM, hub_repository, read_started_from
+from hacpo.errors import ArtifactError, ModelError
+from hacpo.settings.agents import AgentSettings
+from hacpo.settings.model_source import COMMIT, STARTED_FROM, hub_repository, read_started_from, read_unpacked_from
 from hacpo.tools.audit.adapters import check_adapter
 from hacpo.tools.audit.audit_run import AuditRun
 
@@ -49,13 +51,17 @@ def check_checkpoint(run: AuditRun, step: int, agent: str) -> None:
 
 
 def _check_started_from(run: AuditRun, folder: Path, agent: str) -> None:
-    """An agent from the hub says which commit it is, and that is the one asked for, if one was."""
+    """An agent from the hub says which commit it is, and that is the one asked for, if one was; one from a GGUF file
+    its SHA-256."""
     settings, path = run.settings.agents[agent], folder / STARTED_FROM
     repository = hub_repository(settings.model, run.pipeline.root)
     try:
-        stated = read_started_from(folder)
+        stated, unpacked = read_started_from(folder), read_unpacked_from(folder)
     except ArtifactError:
         run.find("checkpoint", path, expected="a hub repository and a commit", found="not readable")
+        return
+    if unpacked is not None or (settings.model or "").endswith(GGUF) or _gguf_file(run, settings.model) is not None:
+        _check_unpacked_from(run, path, settings, unpacked)
         return
     if stated is None:
         if repository is not None:
@@ -66,6 +72,32 @@ def _check_started_from(run: AuditRun, folder: Path, agent: str) -> None:
         run.find("checkpoint", path, column="hub", expected=settings.model or "no such file", found=stated[0])
     elif settings.revision and COMMIT.fullmatch(settings.revision) and stated[1] != settings.revision:
         run.find("checkpoint", path, column="commit", expected=settings.revision, found=stated[1])
+
+
+def _check_unpacked_from(
+    run: AuditRun, path: Path, settings: AgentSettings, unpacked: tuple[str, str] | None
+) -> None:
+    """An agent from a GGUF file says which it is: the one asked for, if one was, or the one that is here, if it is."""
+    if unpacked is None:
+        run.find("checkpoint", path, expected="the name and SHA-256 of a GGUF file", found="no such file")
+        return
+    name, digest = unpacked
+    model, gguf = run.pipeline.root / (settings.model or ""), _gguf_file(run, settings.model)
+    named = model if model.suffix == GGUF else gguf
+    if settings.model is None or (named is None and (model / "config.json").is_file()):
+        run.find("checkpoint", path, column="gguf", expected=settings.model or "no such file", found=name)
+    elif named is not None and named.name != name:
+        run.find("checkpoint", path, column="gguf", expected=named.name, found=name)
+    elif digest != (wanted := settings.revision or (digest if gguf is None else gguf_hash(gguf))):
+        run.find("checkpoint", path, column="sha256", expected=wanted, found=digest)
+
+
+def _gguf_file(run: AuditRun, model: str | None) -> Path | None:
+    """The GGUF file that an agent starts from, if it is here."""
+    try:
+        return None if model is None else gguf_of(run.pipeline.root / model)
+    except ModelError:
+        return None
 
 
 def _check_unchanged(run: AuditRun, folder: Path, first: Path, names: set[str], *, whole: bool) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hacpo.artifacts.model_folder import indexed_weights
+from hacpo.artifacts.model_folder import gguf_of, indexed_weights
 from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, HacpoError, ModelError
 from hacpo.hub import model_files
@@ -46,7 +46,7 @@ def check_agents(pipeline: Pipeline, on_hub: OnHub | None) -> Iterator[Remark]:
             yield error(f"agents.{name}.chat_template: there is no file {agent.chat_template}")
         repository = hub_repository(agent.model, pipeline.root)
         if repository is None:
-            yield from _check_folder(pipeline, name, agent)
+            yield from _check_local(pipeline, name, agent)
         else:
             yield from _check_repository(name, repository, agent, on_hub)
 
@@ -57,6 +57,21 @@ def known_shape(pipeline: Pipeline, name: str) -> ModelShape | None:
         return agent_shape(name, pipeline.settings.agents[name], pipeline.root)
     except ModelError:
         return None
+
+
+def _check_local(pipeline: Pipeline, name: str, agent: AgentSettings) -> Iterator[Remark]:
+    """A model of this machine. Of a GGUF file all but the weights is read."""
+    assert agent.model is not None
+    try:
+        gguf = gguf_of(pipeline.root / agent.model)
+        if gguf is not None:
+            agent_shape(name, agent, pipeline.root)
+    except ModelError as refusal:
+        said = str(refusal)
+        yield error(said if said.startswith("agents.") else f"agents.{name}.model: {said}")
+    else:
+        if gguf is None:
+            yield from _check_folder(pipeline, name, agent)
 
 
 def _check_folder(pipeline: Pipeline, name: str, agent: AgentSettings) -> Iterator[Remark]:

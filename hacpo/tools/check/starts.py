@@ -14,7 +14,7 @@ from hacpo.settings.model_source import hub_repository
 from hacpo.settings.root import Settings
 from hacpo.tools.check.agent_models import missing_parts
 from hacpo.tools.check.remarks import Remark, error
-from hacpo.tools.estimate.known_models import agent_shape, hub_cache
+from hacpo.tools.estimate.known_models import agent_shape, described_folder, hub_cache
 
 Look = Callable[[Pipeline, str], None]
 """(pipeline, agent) -> raises HacpoError for the first thing that its start refuses."""
@@ -83,14 +83,14 @@ def _template(pipeline: Pipeline, name: str) -> None:
     agent = pipeline.settings.agents[name]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        called = _tokenizer_files(agent, pipeline.root, folder)
+        called = _tokenizer_files(name, agent, pipeline.root, folder)
         if called is not None:
             from hacpo.tokens.tokenizers import ChatTokenizer
 
             check_template(ChatTokenizer(folder, called), name, agent.prompt)
 
 
-def _tokenizer_files(agent: AgentSettings, root: Path, target: Path) -> Path | None:
+def _tokenizer_files(name: str, agent: AgentSettings, root: Path, target: Path) -> Path | None:
     """Put an agent's tokenizer and template into an empty folder; returns what messages call it, None if it is not
     here."""
     if agent.tiny is not None:
@@ -98,7 +98,7 @@ def _tokenizer_files(agent: AgentSettings, root: Path, target: Path) -> Path | N
 
         build_tokenizer(agent.tiny).save_pretrained(str(target))
         return Path("the tiny model's tokenizer")
-    source = _here(agent, root)
+    source, called = _here(name, agent, root)
     template = None if agent.chat_template is None else root / agent.chat_template
     if source is None or (template is not None and not template.is_file()):
         return None  # which another remark says
@@ -113,18 +113,28 @@ def _tokenizer_files(agent: AgentSettings, root: Path, target: Path) -> Path | N
     for file in files:
         if not is_weights(file):
             copy_file(file, target / file.name)
-    settle_chat(target, source, template)
-    return source
+    settle_chat(target, called, template)
+    return called
 
 
-def _here(agent: AgentSettings, root: Path) -> Path | None:
-    """The folder of a model that is on this machine and whole."""
+def _here(name: str, agent: AgentSettings, root: Path) -> tuple[Path | None, Path]:
+    """The folder of a model that is on this machine and whole, and what messages call it; None if there is none."""
     assert agent.model is not None
     repository = hub_repository(agent.model, root)
+    if repository is None and root / agent.model != (described := _described(name, agent, root)):
+        return described, root / agent.model
     folder = root / agent.model if repository is None else hub_cache(repository, agent.revision)
     if folder is None or not folder.is_dir() or missing_parts([file.name for file in folder.iterdir()]):
+        return None, root
+    return folder, folder
+
+
+def _described(name: str, agent: AgentSettings, root: Path) -> Path | None:
+    """See `described_folder`; None where another remark says what is wrong with the GGUF file."""
+    try:
+        return described_folder(name, agent, root)
+    except ModelError:
         return None
-    return folder
 
 
 def _skeleton(pipeline: Pipeline, name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from hacpo.artifacts.model_folder import gguf_of
 from hacpo.errors import ModelError
 from hacpo.settings.agents import AgentSettings
 from hacpo.settings.model_source import hub_repository
@@ -56,7 +57,7 @@ def agent_shape(name: str, agent: AgentSettings, root: Path) -> ModelShape:
     assert agent.model is not None
     repository = hub_repository(agent.model, root)
     if repository is None:
-        return from_folder(root / agent.model)
+        return from_folder(described_folder(name, agent, root))
     shape = KNOWN_MODELS.get(repository)
     if shape is not None:
         return shape
@@ -68,6 +69,21 @@ def agent_shape(name: str, agent: AgentSettings, root: Path) -> ModelShape:
             remedy=f"fetch its config once with `hf download {repository} config.json`, or name a folder that holds it",
         )
     return from_folder(cached)
+
+
+def described_folder(name: str, agent: AgentSettings, root: Path) -> Path:
+    """The folder that says what an agent's model is: its own, or one made of its GGUF file, without weights.
+
+    Raises:
+        ModelError: the GGUF file cannot be read.
+    """
+    assert agent.model is not None
+    gguf = gguf_of(root / agent.model)
+    if gguf is None:
+        return root / agent.model
+    from hacpo.engines.models.gguf_start import described_gguf
+
+    return described_gguf(gguf, where=f"agents.{name}", revision=agent.revision)
 
 
 def hub_cache(repository: str, revision: str | None) -> Path | None:

@@ -22,7 +22,7 @@ from hacpo.evaluation.measure import measure
 from hacpo.evaluation.metrics import Estimate
 from hacpo.evaluation.results import Choice, Curves
 from hacpo.settings.agents import INHERITED
-from hacpo.settings.model_source import read_started_from
+from hacpo.settings.model_source import read_started_from, read_unpacked_from
 from hacpo.settings.root import Settings
 from hacpo.tools.export.folder import CARD
 from hacpo.tools.export.lora_export import AdapterFacts
@@ -81,7 +81,7 @@ def gather_facts(
         )
     agents = {facts.name: facts for facts in agent_facts(layout, settings)}
     data = next(each for each in problem_sets(layout, run, settings) if each.name == settings.data.train)
-    start = layout.checkpoint(0, agent)
+    start, unpacked = layout.checkpoint(0, agent), read_unpacked_from(checkpoint)
     return CardFacts(
         run=run,
         agent=agents[agent],
@@ -99,6 +99,7 @@ def gather_facts(
         provenance={
             f"policy (SHA-256 of {'base and adapter' if adapter else 'the weights'})": policy_hash(checkpoint),
             **({"adapter's weights (SHA-256)": adapter.digest} if adapter else {}),
+            **({"GGUF file that it started from (SHA-256)": unpacked[1]} if unpacked else {}),
             "weights at step 0 (SHA-256)": policy_hash(start) if start.is_dir() else "not there any more",
             "settings.json (SHA-256)": hashlib.sha256(layout.settings.read_bytes()).hexdigest(),
             "exported with": ", ".join(_versions()),

@@ -16,10 +16,10 @@ from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.text_files import load_json
 from hacpo.artifacts.weights import tensor_shapes
-from hacpo.errors import ArtifactError
+from hacpo.errors import ArtifactError, harmless
 from hacpo.settings import params as settings_of
 from hacpo.settings.agents import INHERITED, AgentSettings
-from hacpo.settings.model_source import read_started_from
+from hacpo.settings.model_source import read_started_from, read_unpacked_from
 from hacpo.settings.recipes import RECIPES
 from hacpo.settings.root import Settings
 from hacpo.tokens.context_length import context_length
@@ -118,6 +118,9 @@ def _agent(layout: Layout, name: str, agent: AgentSettings) -> AgentFacts:
     started = read_started_from(folder)
     if started is not None:
         origin = f"{started[0]} on the hub, commit {started[1]}"
+    unpacked = read_unpacked_from(folder)
+    if unpacked is not None:
+        origin = f"GGUF file {harmless(unpacked[0])}, SHA-256 {unpacked[1]}, unpacked to float32"
     config = config | config.get("text_config", {})
     names = config.get("architectures") or [config.get("model_type")]
     return AgentFacts(
