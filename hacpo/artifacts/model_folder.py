@@ -50,7 +50,7 @@ MODEL_FILES = (
 
 
 GGUF = ".gguf"
-"""Ending of a file that holds a whole model as llama.cpp reads it (https://github.com/ggml-org/ggml, docs/gguf.md)."""
+"""Ending of a file that holds a whole model as llama.cpp reads it (https://github.com/ggml-org/ggml)."""
 
 CHAT_TEMPLATES = "additional_chat_templates"
 """Folder of a model folder for templates under other names; never taken along."""
@@ -99,22 +99,22 @@ def gguf_of(model: Path) -> Path | None:
         ModelError: it is one of several, or a link that leaves the folder, or no regular file.
     """
     if model.suffix == GGUF and not model.is_dir():
-        found = [model] if model.exists() else []
+        files = [model] if model.exists() else []
     else:
-        found = [] if (model / "config.json").exists() else sorted(model.glob(f"*{GGUF}"))
-    if len(found) > 1:
+        files = [] if (model / "config.json").exists() else sorted(model.glob(f"*{GGUF}"))
+    if len(files) > 1:
         raise ModelError(
             "holds several GGUF files",
             where=model,
-            found=", ".join(file.name for file in found)[:160],
+            found=", ".join(file.name for file in files)[:160],
             remedy="name the one that is meant in agents.<name>.model; a model in several parts cannot be used",
         )
-    for file in found:
+    for file in files:
         real = Path(os.path.realpath(file))
         if not real.is_file() or not (file == model or any(real.is_relative_to(root) for root in _roots(model))):
             what = f"a link to {file.readlink()}" if file.is_symlink() else "no regular file"
             raise ModelError("is no file of this model", where=file, found=what, remedy="put a copy in its place")
-    return found[0] if found else None
+    return files[0] if files else None
 
 
 def gguf_hash(file: Path) -> str:

@@ -96,7 +96,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     kernel.bound_memory(more)
     try:
-        said = reader(path, *into)
+        line = reader(path, *into)
     except MemoryError:
         return _TOO_LARGE
     except HacpoError as error:
@@ -105,8 +105,8 @@ def main() -> int:
     except Exception as error:  # a damaged file makes Arrow raise whatever its damage leads to
         print(HacpoError(f"cannot be read: {first_line(error)}", where=path))
         return _UNREADABLE
-    if isinstance(said, str):
-        print(said)
+    if isinstance(line, str):
+        print(line)
     return 0
 
 

@@ -104,6 +104,38 @@ class WarmupSettings(Section):
         return self
 
 
+class ModelWarmupSettings(Section):
+    """Short supervised warm-up of a model that exists, before step 0."""
+
+    steps: int = knob(doc="Optimizer steps.", unit="steps", ge=1)
+    batch_size: int = knob(8, doc="Texts per optimizer step.", unit="texts", ge=1)
+    learning_rate: float = knob(
+        2e-5, doc="Peak: a linear rise over a twentieth of the steps, then a cosine to zero.", gt=0
+    )
+    families: tuple[str, ...] = knob(
+        (),
+        doc="Families of arithmetic to learn from (`chains`, `linear`, `modular`, `words`); empty: all four, or the "
+        "`mixture`.",
+        strict=False,
+    )
+    mixture: dict[str, GymTask] = knob(
+        default_factory=dict,
+        doc="Problems to learn from instead: tasks of reasoning-gym, as in `data.sets` (docs/data.md); their `train` "
+        "split alone.",
+    )
+    problems: int = knob(4000, doc="With `mixture`: how many problems.", unit="problems", ge=1)
+    prompt: PromptSettings = knob(
+        default_factory=PromptSettings, doc="What is asked in it, which the run's `prompt` does not say."
+    )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ModelWarmupSettings:
+        if self.families and self.mixture:
+            raise ValueError("give `families` of arithmetic or a `mixture` of reasoning-gym's tasks, not both")
+        refuse_other_tasks(self.mixture)
+        return self
+
+
 class TinySettings(Section):
     """A language model made from scratch, small enough for a laptop CPU."""
 
@@ -171,6 +203,11 @@ class AgentSettings(Section):
         doc="With `model`: a Jinja file, relative to the project's root, instead of the folder's chat template; null: "
         "the folder's own, or a plain one where it has none (docs/tokenizers.md).",
     )
+    warmup: ModelWarmupSettings | None = knob(
+        None,
+        doc="With `model`: train all of its weights on worked solutions before step 0 (docs/models.md); null: it "
+        "starts as it is.",
+    )
     tiny: TinySettings | None = knob(None, doc="Make a tiny model from scratch instead.")
     adapter: AdapterSettings | None = knob(
         None, doc="Train a LoRA adapter beside the model (docs/lora.md); null: train all weights."
@@ -184,6 +221,8 @@ class AgentSettings(Section):
             raise ValueError("give exactly one of `model` (a folder) and `tiny` (made from scratch)")
         if self.revision is not None and self.model is None:
             raise ValueError("`revision` belongs to `model`")
+        if self.warmup is not None and self.model is None:
+            raise ValueError("`warmup` belongs to `model`; a `tiny` model has its own, `tiny.warmup`")
         if self.chat_template is not None and self.model is None:
             raise ValueError("`chat_template` belongs to `model`; a `tiny` model is made with its own")
         return self

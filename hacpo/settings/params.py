@@ -259,6 +259,7 @@ SILENT: Mapping[str, Any] = {
     "algorithm.rollouts.external_fraction": 1.0,
     "algorithm.rollouts.draw_seed": None,
     "algorithm.loss.cross_weight": 1.0,
+    "agents.*.warmup": None,
     "agents.*.tiny.warmup.mixture": {},
     "agents.*.tiny.warmup.problems": 4000,
     "data.sets.*.mixture": {},
@@ -359,7 +360,28 @@ def declared(keys: Iterable[str], agent: str | None = None) -> list[str]:
 def tracked(settings: Settings, keys: Iterable[str], agent: str | None = None) -> list[str]:
     """Dotted keys of `dump` for an agent: what DVC re-runs a stage for that declares `keys`."""
     starts_apart = settings.start_seed not in (None, settings.seed)
-    return ["seed" if key == "start_seed" and not starts_apart else key for key in declared(keys, agent)]
+    return [
+        "seed" if key == "start_seed" and not starts_apart else key
+        for key in declared(keys, agent)
+        if not _does_nothing(settings, key)
+    ]
+
+
+TRACKED_WHERE_SET = ("start_seed", "warmup")
+"""Last parts of the keys that `tracked` names where they are set alone."""
+
+
+def _does_nothing(settings: Settings, key: str) -> bool:
+    """Whether a key that a stage declares is one that `dump` is silent about (`SILENT`)."""
+    parts = key.split(".")
+    for silent, value in SILENT.items():
+        known = silent.split(".")
+        if len(known) == len(parts) and all(name in ("*", part) for name, part in zip(known, parts, strict=True)):
+            held: Any = settings
+            for part in parts:
+                held = held.get(part) if isinstance(held, Mapping) else getattr(held, part, None)
+            return bool(held == value)
+    return False
 
 
 def reads(settings: Settings, keys: Iterable[str], agent: str | None = None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """An agent's first checkpoint from a GGUF file: an ordinary model folder, its weights unpacked to float32.
 
 A GGUF file holds a whole model as llama.cpp reads it: weights, mostly in quantised blocks, with config, tokenizer and
-chat template (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). transformers reads it, with the package
+chat template (https://github.com/ggml-org/ggml). transformers reads it, with the package
 `gguf`; training goes on from the values that its blocks stand for, which float32 holds as they are.
 
 The file is a stranger's. It is read in a process with limits of memory and time, which fetches nothing; the folder that
@@ -11,8 +11,10 @@ rendered as every other (`tokens.renderer`).
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
+import shutil
 import stat
 import tempfile
 from collections import Counter
@@ -41,7 +43,8 @@ _SECONDS_PER_MIB = 1
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 """Values of `tokenizer.ggml.pre` with which llama.cpp takes every digit by itself and splits the rest as GPT-2 does
 (`llama-vocab.cpp`). transformers knows other values, and splits as GPT-2 alone where it does not know one."""
-_AS_GPT2 = (None, "default", "gpt-2", "gpt2")
+_AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais", "trillion", "granite-docling")
+"""Those with which it splits as GPT-2 does, too."""
 
 
 def unpack_gguf(file: Path, target: Path, *, where: str, revision: str | None = None) -> tuple[str, str]:
@@ -60,10 +63,10 @@ def unpack_gguf(file: Path, target: Path, *, where: str, revision: str | None = 
             causal language model that transformers can unpack without remainder, within bounds.
     """
     require_gguf(f"{where}.model")
-    found = gguf_hash(file)
+    digest = gguf_hash(file)
     if revision is not None:
-        _check_revision(revision, found, where)
-    return found, _in_bounds(file, target, unpack)
+        _check_revision(revision, digest, where)
+    return digest, _in_bounds(file, target, unpack)
 
 
 def described_gguf(file: Path, *, where: str, revision: str | None = None) -> Path:
@@ -73,19 +76,27 @@ def described_gguf(file: Path, *, where: str, revision: str | None = None) -> Pa
         ModelError: as of `unpack_gguf`, as far as it can be told without the weights.
     """
     require_gguf(f"{where}.model")
-    if revision is not None:
-        _check_revision(revision, gguf_hash(file), where)
     state = file.stat()
     key = file.resolve(), state.st_size, state.st_mtime_ns
     if key not in _DESCRIBED:
-        folder = tempfile.TemporaryDirectory()
-        _in_bounds(file, Path(folder.name), describe)
-        _DESCRIBED[key] = folder
-    return Path(_DESCRIBED[key].name)
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            _in_bounds(file, folder, describe)
+            _DESCRIBED[key] = gguf_hash(file), folder
+        except ModelError as refusal:
+            _DESCRIBED[key] = "", refusal
+    digest, made = _DESCRIBED[key]
+    if isinstance(made, ModelError):
+        raise made
+    if revision is not None:
+        _check_revision(revision, digest, where)
+    return made
 
 
-_DESCRIBED: dict[tuple[Path, int, int], tempfile.TemporaryDirectory[str]] = {}
-"""(file, size, when it was last changed) -> what it says: an estimate and a check ask several times."""
+_DESCRIBED: dict[tuple[Path, int, int], tuple[str, Path | ModelError]] = {}
+"""(file, size, when it was last changed) -> its SHA-256, and the folder or why there is none: an estimate and a check
+ask several times."""
 
 
 def _check_revision(revision: str, found: str, where: str) -> None:
@@ -270,6 +281,9 @@ def _tokenizer(source: Mapping[str, Any], target: Path, header: _Header) -> str:
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     elif as_gpt2 and header.splits not in _AS_GPT2:
-        note = f", texts split as by GPT-2, for {harmless(str(header.splits))[:40]!r} is unknown to transformers"
+        named = "the file names no rule"
+        if header.splits is not None:
+            named = f"the file's rule {harmless(str(header.splits))[:40]} is not known"
+        note = f", texts split as by GPT-2, for {named}"
     tokenizer.save_pretrained(str(target))
     return note

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -204,40 +204,77 @@ def warm_start(
     tokenizer = build_tokenizer(settings)
     corpus = Corpus(name, settings, tokenizer, derive_seed(seed, name, "texts"))
     model = build_model(settings, tokenizer, derive_seed(seed, name, "weights"))
-    steps = min(settings.warmup.steps, limit or settings.warmup.steps)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings.warmup.learning_rate, betas=_BETAS, weight_decay=0.0, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: _learning_rate_factor(done, steps))
     box = tokenizer.convert_tokens_to_ids(BOX)
-    started = time.perf_counter()
-    losses = []
-    tokens = 0
-    model.train()
-    for step in range(1, steps + 1):
+
+    def learn() -> tuple[float, int]:
         texts = [corpus.draw() for _ in range(settings.warmup.batch_size)]
-        losses.append(backward(model, texts, box))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        tokens += sum(len(text.token_ids) for text in texts)
-        if on_progress:
-            on_progress(step, steps, losses[-1])
-    seconds = time.perf_counter() - started
+        return backward(model, texts, box), sum(len(text.token_ids) for text in texts)
+
+    model.train()
+    metrics = fit(model, learn, settings.warmup, on_progress, limit)
     model.eval()
     model.save_pretrained(str(directory))
     for file in directory.iterdir():
         file.chmod(0o644)  # safetensors makes files that only their owner may read
     tokenizer.save_pretrained(str(directory))
+    return metrics
+
+
+class Schedule(Protocol):
+    """What `fit` is told of a warm start."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+
+    @property
+    def batch_size(self) -> int:
+        """Texts of each."""
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak."""
+
+
+def fit(
+    model: Any,
+    learn: Callable[[], tuple[float, int]],
+    settings: Schedule,
+    on_progress: OnUpdate | None = None,
+    limit: int | None = None,
+) -> dict[str, float]:
+    """Train all of a model's weights with AdamW; gives the metrics of `warm_start`.
+
+    Args:
+        learn: adds the gradients of one step's texts; returns the loss per learned token, and the texts' tokens.
+        limit: see `warm_start`.
+    """
+    steps = min(settings.steps, limit or settings.steps)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=_BETAS, weight_decay=0.0, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: _learning_rate_factor(done, steps))
+    started = time.perf_counter()
+    losses = []
+    tokens = 0
+    for step in range(1, steps + 1):
+        loss, held = learn()
+        losses.append(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        tokens += held
+        if on_progress:
+            on_progress(step, steps, losses[-1])
     last = losses[-max(1, steps // 10) :]
     return {
         "loss": sum(last) / len(last),
         "steps": steps,
-        "texts": steps * settings.warmup.batch_size,
+        "texts": steps * settings.batch_size,
         "tokens": tokens,
         "parameters": model.num_parameters(),
-        "seconds": seconds,
+        "seconds": time.perf_counter() - started,
     }
 
 

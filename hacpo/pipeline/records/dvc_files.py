@@ -114,9 +114,15 @@ def _file(pipeline: Pipeline, variables: str, entries: Iterable[str]) -> str:
 
 
 def _digest(texts: Iterable[str]) -> str:
-    """A short digest of DVC files, without the settings that they track: which those are is the code's to say."""
+    """A short digest of DVC files, without the settings that they track: which those are is the code's to say, but for
+    those that are tracked where they are set."""
     tracked = " " * 10 + "- "
-    lines = (line for text in texts for line in text.splitlines() if not line.startswith(tracked))
+    lines = (
+        line
+        for text in texts
+        for line in text.splitlines()
+        if not line.startswith(tracked) or line.rpartition(".")[2].removeprefix(tracked) in params.TRACKED_WHERE_SET
+    )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 

@@ -74,9 +74,7 @@ def _check_started_from(run: AuditRun, folder: Path, agent: str) -> None:
         run.find("checkpoint", path, column="commit", expected=settings.revision, found=stated[1])
 
 
-def _check_unpacked_from(
-    run: AuditRun, path: Path, settings: AgentSettings, unpacked: tuple[str, str] | None
-) -> None:
+def _check_unpacked_from(run: AuditRun, path: Path, settings: AgentSettings, unpacked: tuple[str, str] | None) -> None:
     """An agent from a GGUF file says which it is: the one asked for, if one was, or the one that is here, if it is."""
     if unpacked is None:
         run.find("checkpoint", path, expected="the name and SHA-256 of a GGUF file", found="no such file")

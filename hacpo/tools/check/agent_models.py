@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
-from hacpo.artifacts.model_folder import gguf_of, indexed_weights
+from hacpo.artifacts.model_folder import GGUF, gguf_of, indexed_weights
 from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, HacpoError, ModelError
 from hacpo.hub import model_files
@@ -64,14 +65,17 @@ def _check_local(pipeline: Pipeline, name: str, agent: AgentSettings) -> Iterato
     assert agent.model is not None
     try:
         gguf = gguf_of(pipeline.root / agent.model)
-        if gguf is not None:
+        if gguf is None and not agent.model.endswith(GGUF):
+            yield from _check_folder(pipeline, name, agent)
+        elif gguf is None:
+            yield to_do(f"fetch {agent.model}, a GGUF file that agents.{name}.model names")
+        elif find_spec("gguf") is None:
+            yield to_do("`pip install 'hacpo[gguf]'`, which reads GGUF files")
+        else:
             agent_shape(name, agent, pipeline.root)
     except ModelError as refusal:
-        said = str(refusal)
-        yield error(said if said.startswith("agents.") else f"agents.{name}.model: {said}")
-    else:
-        if gguf is None:
-            yield from _check_folder(pipeline, name, agent)
+        line = str(refusal)
+        yield error(line if line.startswith("agents.") else f"agents.{name}.model: {line}")
 
 
 def _check_folder(pipeline: Pipeline, name: str, agent: AgentSettings) -> Iterator[Remark]:

@@ -28,7 +28,7 @@ def check_starts(pipeline: Pipeline, refusals: dict[tuple[str, str], list[str]])
     """
     settings = pipeline.settings
     for name, agent in settings.agents.items():
-        keys = {"model", "revision", "chat_template", "tiny", "adapter", "prompt"}
+        keys = {"model", "revision", "chat_template", "warmup", "tiny", "adapter", "prompt"}
         known = agent.model_dump_json(include=keys), _splits(settings), pipeline.root.resolve()
         key = name, repr(known)
         if key not in refusals:
@@ -77,7 +77,7 @@ def _splits(settings: Settings) -> bool:
 
 
 def _template(pipeline: Pipeline, name: str) -> None:
-    """The chat template, as warm-up settles it, and whether it takes what `prompt` asks for."""
+    """The chat template, as warm-up settles it, and whether it takes what `prompt` and `warmup` ask for."""
     from hacpo.tokens.prompts import check_template
 
     agent = pipeline.settings.agents[name]
@@ -87,7 +87,12 @@ def _template(pipeline: Pipeline, name: str) -> None:
         if called is not None:
             from hacpo.tokens.tokenizers import ChatTokenizer
 
-            check_template(ChatTokenizer(folder, called), name, agent.prompt)
+            tokenizer = ChatTokenizer(folder, called)
+            check_template(tokenizer, name, agent.prompt)
+            if agent.warmup is not None:
+                from hacpo.engines.training.model_warmup import Solutions
+
+                Solutions(name, agent.warmup, tokenizer, 0)
 
 
 def _tokenizer_files(name: str, agent: AgentSettings, root: Path, target: Path) -> Path | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from hacpo.artifacts.model_folder import gguf_of
+from hacpo.artifacts.model_folder import GGUF, gguf_of
 from hacpo.errors import ModelError
 from hacpo.settings.agents import AgentSettings
-from hacpo.settings.model_source import hub_repository
+from hacpo.settings.model_source import hub_repository, missing_folder
 from hacpo.tools.estimate.shapes import ModelShape, from_folder, from_tiny
 
 
@@ -75,11 +75,13 @@ def described_folder(name: str, agent: AgentSettings, root: Path) -> Path:
     """The folder that says what an agent's model is: its own, or one made of its GGUF file, without weights.
 
     Raises:
-        ModelError: the GGUF file cannot be read.
+        ModelError: the GGUF file is missing, or cannot be read.
     """
     assert agent.model is not None
     gguf = gguf_of(root / agent.model)
     if gguf is None:
+        if agent.model.endswith(GGUF):
+            raise ModelError(missing_folder(agent.model, root), where=f"agents.{name}.model", found=agent.model)
         return root / agent.model
     from hacpo.engines.models.gguf_start import described_gguf
 

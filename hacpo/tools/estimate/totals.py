@@ -252,6 +252,8 @@ def _notes(
         notes.append(f"{settings.data.train} is not there: prompts are taken to be as long as MATH's")
     if any(agent.tiny is not None for agent in settings.agents.values()):
         notes.append("the warm start of agents made from scratch is left out of the time")
+    if any(agent.warmup is not None for agent in settings.agents.values()):
+        notes.append("the warm-up of models before step 0 is left out of the time")
     used = {benchmark.data for benchmark in settings.evaluation.benchmarks.values()}
     notes += [
         f"{name} is not there and its size is not known: its evaluation is left out"

