@@ -97,7 +97,7 @@ def main() -> int:
     kernel.bound_memory(more)
     try:
         line = reader(path, *into)
-    except MemoryError:
+    except (MemoryError, SystemError):  # the latter of a library in C that got no memory and does not say so
         return _TOO_LARGE
     except HacpoError as error:
         print(error)
