@@ -18,9 +18,9 @@ from hacpo.artifacts.layout import BESIDE, Layout
 from hacpo.artifacts.tables import ARTIFACTS, OWNERS, owner_dir
 from hacpo.errors import ArtifactError
 
-_OURS = {artifact.path().partition("/")[0] for artifact in ARTIFACTS} | {*BESIDE}
+OURS = {artifact.path().partition("/")[0] for artifact in ARTIFACTS} | {*BESIDE}
 """What a run has in its folder; anything else there is the user's own, and nobody's to look at."""
-_OF_DVC = {".keys", "dvc.lock", "dvc.yaml", "steps"}
+OF_DVC = {".keys", "dvc.lock", "dvc.yaml", "steps"}
 """What hacpo writes in a pipeline's folder."""
 _OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
 _PARTS = tuple(owner_dir(kind, "") for kind in OWNERS)
@@ -44,7 +44,7 @@ def check_links(layout: Layout, pipeline: Path) -> None:
     Raises:
         ArtifactError: there is one.
     """
-    for folder, ours in ((layout.root, _OURS), (pipeline, _OF_DVC)):
+    for folder, ours in ((layout.root, OURS), (pipeline, OF_DVC)):
         for link in _links(folder, ours):
             raise ArtifactError(
                 "is a link, and no file of a run is written or read through one",

@@ -142,7 +142,7 @@ def atomic(path: Path) -> Iterator[Path]:
     try:
         make_folders(path.parent)
         for sibling in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
-            if _OF_PROCESS.search(sibling.name) and not _is_being_written(sibling):
+            if was_left_behind(sibling):
                 remove(sibling)
         yield scratch
         put_in_place(scratch, path, retired)
@@ -165,6 +165,11 @@ def atomic(path: Path) -> Iterator[Path]:
         raise
     else:
         remove(retired)
+
+
+def was_left_behind(path: Path) -> bool:
+    """Whether something was being written, or removed, by a process that is no more."""
+    return path.name.startswith(".") and bool(_OF_PROCESS.search(path.name)) and not _is_being_written(path)
 
 
 def _is_being_written(sibling: Path) -> bool:

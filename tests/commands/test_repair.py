@@ -195,19 +195,29 @@ def test_commands_say_what_they_mended_and_leave_nothing(finished_copy: Path, cl
         finished_copy / "pipelines" / "small" / ".dvc.lock.tmp-12",  # DVC wrote that lock since
         finished_copy / "pipelines" / "small" / "steps" / "0001" / ".dvc.lock.tmp-345",
     ]
-    mine = finished_copy / "pipelines" / "small" / ".notes.tmp-12"
-    mine.write_text("the user's own")
-    for path in beside:
+    small = finished_copy / "artifacts" / "small"
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    # Set aside by a process that was killed before it could remove it; what was there came back from DVC's cache.
+    aside = small / "rollouts" / "step=0001" / f".agent=ada.tmp-{ended.pid}-removed"
+    beside += [aside / "part-00000.parquet", small / f".report.tmp-{ended.pid}" / "index.html"]
+    mine = [finished_copy / "pipelines" / "small" / ".notes.tmp-12"]
+    if command != "audit":  # which names whatever no run has
+        mine.append(small / "notes" / f".agent=ada.tmp-{ended.pid}")
+    for path in (*mine, *beside):
+        path.parent.mkdir(exist_ok=True)
         path.write_text("half")
     result = cli(command, "pipelines/small")
     assert result.code == 0, result.err
     said = [line for line in (result.out + result.err).splitlines() if "mended" in line]
     assert said == [
         f"small: mended what a kill left: removed {lock.relative_to(finished_copy)}, which it had cut off; "
-        "its stages are restored or run again; .dvc/tmp/rwlock begun anew; removed 5 temporary files of DVC"
+        "its stages are restored or run again; .dvc/tmp/rwlock begun anew; removed 7 temporary files of DVC or hacpo"
     ]
-    assert mine.exists()
-    assert not [path for path in beside if path.exists()]
+    assert all(path.exists() for path in mine)
+    shutil.rmtree(small / "notes", ignore_errors=True)
+    mine[0].unlink()
+    assert not [path for path in (*beside, aside) if path.exists()]
     assert contents(finished_copy) == expected
     assert "mended" not in cli(command, "pipelines/small").out
     again = repro()

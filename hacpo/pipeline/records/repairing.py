@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hacpo.artifacts.storage import refused
+from hacpo.artifacts.layout import LOCKS
+from hacpo.artifacts.links import OURS
+from hacpo.artifacts.storage import refused, remove, was_left_behind
 from hacpo.artifacts.text_files import parse_yaml, read_bytes, read_text
 from hacpo.errors import ArtifactError, BusyError, HacpoError, harmless
 from hacpo.pipeline.project import Pipeline
@@ -68,7 +70,7 @@ class Repairs:
             parts.append(".dvc/tmp/rwlock begun anew")
         for count, singular, plural, where in (
             (self.folders, "empty folder", "empty folders", "DVC's run cache"),
-            (self.temporary, "temporary file", "temporary files", "DVC"),
+            (self.temporary, "temporary file", "temporary files", "DVC or hacpo"),
             (self.entries, "cut-off entry", "cut-off entries", "DVC's run cache"),
             (self.objects, "empty object", "empty objects", "DVC's cache"),
         ):
@@ -245,9 +247,22 @@ def _md5(path: Path) -> str:
 
 
 def _temporary(artifacts: Path) -> Iterator[Path]:
-    """DVC's temporary files among a run's artifacts."""
-    found = (Path(at) / name for at, _, names in os.walk(artifacts) for name in names if _TEMPORARY.fullmatch(name))
-    return _regular(found)
+    """DVC's temporary files among a run's artifacts, and what hacpo was writing or removing there: it goes with the
+    next write of the same output, but DVC may bring that back from its cache."""
+    for at, folders, names in os.walk(artifacts):
+        here = Path(at)
+        yield from _regular(here / name for name in names if _TEMPORARY.fullmatch(name))
+        aside = [
+            name for name in (*folders, *names) if _is_ours(here, name, artifacts) and was_left_behind(here / name)
+        ]
+        yield from (here / name for name in aside)
+        gone = {*aside, LOCKS} if here == artifacts else {*aside}  # leases come and go
+        folders[:] = [name for name in folders if name not in gone and _is_ours(here, name, artifacts)]
+
+
+def _is_ours(folder: Path, name: str, artifacts: Path) -> bool:
+    """Whether something right in a run's folder is one of its artifacts, or on its way to be; all below one is."""
+    return folder != artifacts or name in OURS or name[1:].partition(".tmp-")[0] in OURS
 
 
 def _half_locks(folder: Path) -> Iterator[Path]:
@@ -263,9 +278,10 @@ def _cache_temporary(cache: Path) -> Iterator[Path]:
 
 
 def _removed(path: Path, *, own: bool, wait: bool) -> bool:
-    """Remove a file or an empty folder, if nobody can be using it; waits until that is so, or leaves it.
+    """Remove a file or a folder, if nobody can be using it; waits until that is so, or leaves it.
 
     Args:
+        wait: a folder goes if it is empty then.
         own: whether it is this project's alone, whose lock is held.
     """
     try:
@@ -274,10 +290,12 @@ def _removed(path: Path, *, own: bool, wait: bool) -> bool:
         if left > 0 and not wait:
             return False
         time.sleep(max(0.0, min(left, seconds)))
-        if path.is_dir():
+        if not path.is_dir():
+            path.unlink()
+        elif wait:
             path.rmdir()
         else:
-            path.unlink()
+            remove(path)
     except FileNotFoundError:
         return False
     except OSError as error:
