@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hacpo.artifacts.layout import BESIDE, Layout
@@ -24,6 +24,11 @@ OF_DVC = {".keys", "dvc.lock", "dvc.yaml", "steps"}
 """What hacpo writes in a pipeline's folder."""
 _OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")
 _PARTS = tuple(owner_dir(kind, "") for kind in OWNERS)
+
+
+def is_ours(name: str, ours: Collection[str]) -> bool:
+    """Whether a name is one of some files' that hacpo writes, or of what is on its way to be one or to be removed."""
+    return name in ours or name[1:].partition(".tmp-")[0] in ours
 
 
 def leads_to_object(path: Path) -> bool:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
 from hacpo.settings.gym_tasks import SCORED_WITH, VERSION
 from hacpo.verifying.judgement import Judgement, failure
+
+_NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 class NotInstalledError(Exception):
@@ -67,8 +71,16 @@ def judge(scorer: str, gold: str, answer: str, *, partial: bool) -> Judgement:
     except Exception as error:  # options and metadata come from a file
         return failure(f"reasoning_gym's scorer of {task} raised {type(error).__name__}")
     if score == 1.0:  # a sum of parts that is beyond it is a fault of the scorer
-        return Judgement(1.0, "correct")
+        return Judgement(1.0, "correct") if _says_as_much(answer, gold) else Judgement(0.0, "wrong")
     return Judgement(_float32(score) if partial and 0.0 < score < 1.0 else 0.0, "wrong")
+
+
+def _says_as_much(answer: str, gold: str) -> bool:
+    """Whether an answer has the form of the gold one, where a scorer that is content does not look: some count the
+    places of a list that agree, and see no more than the gold list has; some leave all commas out of a number."""
+    if _NUMBER.fullmatch(gold):
+        return not re.search("[,_]", answer) or _THOUSANDS.fullmatch(answer.strip()) is not None
+    return answer.count(",") == gold.count(",")
 
 
 @lru_cache(maxsize=64)

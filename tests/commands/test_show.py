@@ -127,17 +127,20 @@ def test_what_models_write_cannot_steer_a_terminal(cli: Cli, finished_copy: Path
     problem = problem_ids(1)[0]
     hostile = "a\x1b[31mred\x1b]0;title\x07 [bold]loud[/bold] [/] \u202eback \x9b2J \r over :smile:\nsecond\tline\x00"
     folder = Path("artifacts/small/rollouts/step=0001/agent=ada")
-    edit(folder, tables.ROLLOUTS, {"text": hostile}, problem_id=problem, sample=0)
+    steers = "\x1b]0;title\x07\x1b[2Jstop\nforged"
+    edit(folder, tables.ROLLOUTS, {"text": hostile, "finish_reason": steers}, problem_id=problem, sample=0)
+    edit(Path("artifacts/small/pool/step=0001/learner=bo"), tables.POOL, {"status": steers}, problem_id=problem)
     edit(
         Path("artifacts/small/verdicts/step=0001/agent=ada"),
         tables.VERDICTS,
-        {"extracted": "[red]\x1b[2J"},
+        {"extracted": "[red]\x1b[2J", "verdict": steers},
         problem_id=problem,
     )
     out = cli("show", RUN, "--step", 1, "--problem", problem).out
     assert r"a\x1b[31mred\x1b]0;title\x07 [bold]loud[/bold] [/] \u202eback \x9b2J \r over :smile:" in out
     assert "\n  second    line\\x00\n" in out
     assert r"extracted [red]\x1b[2J" in out
+    assert out.count(r"\x1b]0;title\x07\x1b[2Jstop\nforged") >= 3
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
     raw = cli("show", RUN, "--step", 1, "--problem", problem, "--json").out
     assert raw.isascii()

@@ -75,9 +75,10 @@ def test_every_cell_is_a_run_like_any_other(study: Path, cli: Cli) -> None:
     assert collected.code == 0, collected.err
     assert "out.parquet: 4 of 4 runs, 16 rows" in collected.out  # 4 runs x 2 agents x steps 0 and 1 x 1 benchmark
     assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0  # what it has made it replaces
+    os.mkfifo("pipe")
     for other, found in (
         ("pipelines", "found a folder"),
-        ("/dev/null", "found a device"),
+        ("pipe", "found a pipe"),
         (SWEEP, "remove it yourself"),
     ):
         refused = cli("sweep", "pipelines/study", "--collect", other)
@@ -253,7 +254,7 @@ def test_what_a_run_has_read_is_not_its_own_to_remove(study: Path, cli: Cli) -> 
     assert {path for path in Path(".dvc/cache/files").rglob("*") if path.is_file()} >= added
 
 
-def test_what_a_commit_names_of_a_run_stays_in_the_cache(study: Path, cli: Cli) -> None:
+def test_what_a_commit_names_of_a_run_stays_in_the_cache_and_what_a_user_has_put_there(study: Path, cli: Cli) -> None:
     cell = "pipelines/study/small/gspo/seed-1"
     described(DESCRIBED.replace("[1, 2]", "[1]"))
     assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
@@ -269,9 +270,15 @@ def test_what_a_commit_names_of_a_run_stays_in_the_cache(study: Path, cli: Cli) 
     cached = {path for name in named if (path := Path(".dvc/cache/files/md5", name)).is_file()}
     assert cached  # the metrics; tables are in folders
     others = {path for path in Path(".dvc/cache/files/md5").glob("??/*") if path.is_file()}
+    mine = [Path(cell, "notes.md"), Path("artifacts/study/small/gspo/seed-1/notes/mine.txt")]
+    mine[1].parent.mkdir()
+    for path in mine:
+        path.write_text("mine")
     described(DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n")
     assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
-    assert os.listdir(cell) == ["params.yaml"]
+    assert sorted(os.listdir(cell)) == ["notes.md", "params.yaml"]
+    assert os.listdir("artifacts/study/small/gspo/seed-1") == ["notes"]
+    assert all(path.read_text() == "mine" for path in mine)
     left = {path for path in Path(".dvc/cache/files/md5").glob("??/*") if path.is_file()}
     assert cached <= left < others
 

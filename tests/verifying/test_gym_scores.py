@@ -74,6 +74,32 @@ def test_every_task_s_own_answer_earns_all_and_another_less(every: list[Problem]
     assert all(0 <= one.reward < 1 for one in others)
 
 
+def test_more_than_the_answer_is_another_answer(every: list[Problem], verifier: Verifier) -> None:
+    """Some scorers count places of a list that agree, and some leave all commas out of a number."""
+
+    def longer(answer: str) -> list[str]:
+        parts = [",".join(answer), "_".join(answer)] if len(answer) > 1 else []
+        return [
+            f"{answer}, else",
+            f"{answer},{answer}",
+            f"{answer} {answer}",
+            f"{answer},,,",
+            f"else, {answer}",
+            *parts,
+        ]
+
+    asked = [(row, boxed(text)) for row in every for text in longer(row.answer)]
+    correct = [
+        (row.subject, row.answer, text)
+        for (row, text), one in zip(asked, judged(verifier, asked), strict=True)
+        if one.verdict == "correct"
+    ]
+    assert correct == []
+    number = replace(made({"products": {}}, 1)[0], answer="5844", scorer=made({"products": {}}, 1)[0].scorer)
+    verdicts = judged(verifier, [(number, boxed(text)) for text in ("5,844", "5844", "58,44", "5_844", "5,8,4,4")])
+    assert [one.verdict for one in verdicts] == ["correct", "correct", "wrong", "wrong", "wrong"]
+
+
 def test_hostile_answers_are_bounded(every: list[Problem], verifier: Verifier) -> None:
     first = {row.subject: row for row in every}
     hostile = [make(0)[:900] for make in FAMILIES.values()] + ["9" * 990, "1," * 490, "[" * 900, "\\n" * 490, "é" * 990]

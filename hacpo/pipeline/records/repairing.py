@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hacpo.artifacts.layout import LOCKS
-from hacpo.artifacts.links import OURS
+from hacpo.artifacts.links import OURS, is_ours
 from hacpo.artifacts.storage import refused, remove, was_left_behind
 from hacpo.artifacts.text_files import parse_yaml, read_bytes, read_text
 from hacpo.errors import ArtifactError, BusyError, HacpoError, harmless
@@ -262,7 +262,7 @@ def _temporary(artifacts: Path) -> Iterator[Path]:
 
 def _is_ours(folder: Path, name: str, artifacts: Path) -> bool:
     """Whether something right in a run's folder is one of its artifacts, or on its way to be; all below one is."""
-    return folder != artifacts or name in OURS or name[1:].partition(".tmp-")[0] in OURS
+    return folder != artifacts or is_ours(name, OURS)
 
 
 def _half_locks(folder: Path) -> Iterator[Path]:

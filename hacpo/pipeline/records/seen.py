@@ -44,8 +44,7 @@ class Seen:
 
         repo: Any = books.repo
         self._pipeline = pipeline
-        told = any("site_cache_dir" in repo.config.load_one(level)["core"] for level in repo.config.REPO_LEVELS)
-        self._folder = None if told else Path(repo.site_cache_dir) / "hacpo" / pipeline.run
+        self._folder = notes_folder(pipeline, books)
         self._version = f"{_FORMAT} {__version__} {repo.cache.local.path}"
         self._listed = repo.cache.local.oid_to_path
         dvc = Path(repo.dvc_dir)
@@ -178,6 +177,13 @@ class Seen:
                     if out.hash_info.isdir:
                         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                             yield from (self._listed(item["md5"]) for item in load_json(Path(path)))
+
+
+def notes_folder(pipeline: Pipeline, books: Books) -> Path | None:
+    """Where this user's notes on a run lie, outside the project; None where the project itself says where."""
+    repo: Any = books.repo
+    told = any("site_cache_dir" in repo.config.load_one(level)["core"] for level in repo.config.REPO_LEVELS)
+    return None if told else Path(repo.site_cache_dir) / "hacpo" / pipeline.run
 
 
 def _look(paths: Iterable[str], *, mode: bool = False) -> Iterator[Stamp]:

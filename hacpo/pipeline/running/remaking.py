@@ -7,6 +7,8 @@ recorded. More steps, other retention, a resumed run and outputs that are merely
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Collection
@@ -18,12 +20,13 @@ from hacpo.artifacts import storage
 from hacpo.artifacts.storage import disk_bytes
 from hacpo.artifacts.tables import CHECKPOINT, ROLLOUTS, SIDE_ROLLOUTS
 from hacpo.artifacts.text_files import load_json
-from hacpo.errors import RemakeError
+from hacpo.errors import RemakeError, StorageError
 from hacpo.phrases import mebibytes, ranges
 from hacpo.pipeline.catalogue import PIPELINE
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.order import agent_of, spec_of
+from hacpo.pipeline.records.seen import notes_folder
 from hacpo.pipeline.retention.pruned import checkpoints_there
 from hacpo.settings import params
 
@@ -36,7 +39,8 @@ class Remaking:
     """Asks before the first finished training step is made again.
 
     Attributes:
-        agreed: the user has said yes. Noted beside the run until it is done, so that a killed one resumes unasked.
+        agreed: the user has said yes. Noted until the run is done, so that a killed one resumes unasked; outside the
+            project, for what came with somebody's files is not this user's word.
         told: what was agreed to, in words, for the driver to say.
     """
 
@@ -80,11 +84,13 @@ class Remaking:
 
     def done(self) -> None:
         """The run is through: the next one asks again."""
-        storage.remove(self._note)
+        if self._note is not None:
+            storage.remove(self._note)
 
-    @property
-    def _note(self) -> Path:
-        return self.pipeline.layout.locks / "remaking.json"
+    @functools.cached_property
+    def _note(self) -> Path | None:
+        folder = notes_folder(self.pipeline, self.books)
+        return folder / "remaking.json" if folder is not None else None
 
     def _ask(self, first: int, agents: Collection[str], why: str) -> None:
         if self._settled:
@@ -107,8 +113,10 @@ class Remaking:
             f"{count} ({mebibytes(sum(map(disk_bytes, lost)))}) overwritten, because {why}"
         )
         if self.agreed:
-            storage.write_json(self._note, agreed_to)
-        elif _read(self._note) != agreed_to:
+            if self._note is not None:
+                with contextlib.suppress(StorageError):  # then a killed run asks again
+                    storage.write_json(self._note, agreed_to)
+        elif self._note is None or _read(self._note) != agreed_to:
             remedy = f"add --yes to do that, or change it back (`{self.pipeline.command('copy')} NEW` makes a variant)"
             raise RemakeError(what, where=self.pipeline.folder, remedy=remedy)
         self._settled = True

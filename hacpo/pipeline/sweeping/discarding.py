@@ -1,7 +1,8 @@
 """Runs whose results are collected, removed from the disk: a study of hundreds leaves little more than its numbers.
 
 What goes: the run's artifacts, its DVC files, and what DVC's cache has of it and of no other run of the project. Its
-params.yaml stays, so the run can be made again. Killed at any moment, the next call removes the rest.
+params.yaml stays, so the run can be made again, and so does whatever else somebody has put beside these. Killed at any
+moment, the next call removes the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hacpo.artifacts import storage
-from hacpo.artifacts.links import check_links
+from hacpo.artifacts.links import OF_DVC, OURS, check_links, is_ours
 from hacpo.artifacts.text_files import load_json, read_text
 from hacpo.pipeline.locking.locks import driver_lock
 from hacpo.pipeline.project import Pipeline
@@ -24,7 +25,7 @@ from hacpo.pipeline.records.seen import Seen
 
 def is_there(pipeline: Pipeline) -> bool:
     """Whether there is something of a run to remove."""
-    return pipeline.layout.root.exists() or (pipeline.folder / "dvc.yaml").exists()
+    return any(True for _ in _files(pipeline))
 
 
 def discard(pipeline: Pipeline) -> None:
@@ -43,13 +44,19 @@ def discard(pipeline: Pipeline) -> None:
             with contextlib.suppress(OSError):
                 path.parent.rmdir()  # DVC has a folder for every note
         Seen(pipeline, books).forget()
-        for folder in pipeline.layout.root.iterdir():
-            if folder != pipeline.layout.locks:
-                storage.remove(folder)
-        for path in sorted(pipeline.folder.iterdir(), key=lambda path: path.name == "steps"):  # whose locks say what
-            if path.name != "params.yaml":  # is in the cache: last
+        for path in _files(pipeline):
+            if path != pipeline.layout.locks:
                 storage.remove(path)
-    storage.remove(pipeline.layout.root)
+    storage.remove(pipeline.layout.locks)
+    with contextlib.suppress(OSError):  # somebody has something there
+        pipeline.layout.root.rmdir()
+
+
+def _files(pipeline: Pipeline) -> Iterator[Path]:
+    """What hacpo and DVC have written of a run; last the locks of its steps, which say what is in the cache."""
+    for folder, ours in ((pipeline.layout.root, OURS), (pipeline.folder, OF_DVC)):
+        found = folder.iterdir() if folder.is_dir() else ()
+        yield from sorted((path for path in found if is_ours(path.name, ours)), key=lambda path: path.name == "steps")
 
 
 def _objects(pipeline: Pipeline, books: Books) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from hacpo.errors import harmless as in_one_line
 from hacpo.phrases import number, signed
 from hacpo.tools.inspect.plain import excerpt, harmless, interval, packed
 from hacpo.tools.inspect.side_by_side import ProblemLine, SideBySide
@@ -166,7 +167,9 @@ def _heading(shown: SideBySide, agent: str, responses: Sequence[Response]) -> li
 def _judged(shown: SideBySide, response: Response) -> list[Text]:
     """Verdict and reward. A function's `correct` and `wrong` say no more than whether a reward is above 0: there the
     reward has the colour, by its place among those of the problem."""
-    verdict = Text(response.verdict or "not verified", style=_VERDICT_STYLES.get(response.verdict or "", "yellow"))
+    verdict = harmless(
+        in_one_line(response.verdict or "not verified"), _VERDICT_STYLES.get(response.verdict or "", "yellow")
+    )
     if response.reward is None:
         return [verdict]
     if shown.measure == "accuracy":
@@ -182,7 +185,7 @@ def _lines(shown: SideBySide, response: Response, width: int | None) -> list[Tex
     head += _judged(shown, response)
     if response.extracted is not None:
         head.append(Text("extracted ").append_text(harmless(response.extracted, "bold")))
-    head.append(Text(response.finish_reason, style="" if response.finish_reason == "stop" else "yellow"))
+    head.append(harmless(in_one_line(response.finish_reason), "" if response.finish_reason == "stop" else "yellow"))
     head.append(Text(f"{response.tokens} tokens", style="dim"))
     text = harmless(response.text) if response.text else Text("(empty)", style="dim")
     lines = [*packed(head, width, indent=0), Text("  ").append_text(text) if width is None else text]
@@ -195,7 +198,7 @@ def _lines(shown: SideBySide, response: Response, width: int | None) -> list[Tex
 def _use_lines(use: Use, width: int | None) -> list[Text]:
     name = harmless(f"→ {use.learner}", "cyan")
     if use.status not in (None, "kept"):
-        return packed([name, Text(f"not used: {use.status}", style="yellow")], width)
+        return packed([name, harmless(in_one_line(f"not used: {use.status}"), "yellow")], width)
     pieces = [name]
     if use.roundtrip is False:
         pieces.append(Text("text changed by retokenising", style="yellow"))

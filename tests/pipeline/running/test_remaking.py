@@ -114,6 +114,7 @@ def test_what_loses_nothing_is_not_asked_about(cli: Cli, finished_copy: Path) ->
 def test_an_agreed_run_goes_on_unasked_after_a_stop(cli: Cli, finished_copy: Path) -> None:
     edit("learning_rate: 3.0e-4", "learning_rate: 6.0e-4")
     assert cli("run", RUN, "--jobs", 1, "--yes", "--until", 1).code == 0
+    assert not [*finished_copy.rglob("remaking*")]  # it is this user's word, and not for whoever is given the run
     assert cli("run", RUN, "--jobs", 1).code == 0
     edit("learning_rate: 6.0e-4", "learning_rate: 3.0e-4")
     assert cli("run", RUN, "--jobs", 1).code == 10
