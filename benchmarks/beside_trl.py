@@ -26,8 +26,8 @@ _CASES = {
     "vocabulary": (19.9, {"hidden": 128, "layers": 3, "vocabulary": 151_936}, 4, 48, 6, "<= 0.5"),
     "middle": (30.0, {"hidden": 512, "layers": 8, "vocabulary": 8192}, 2, 256, 5, "<= 0.8"),
 }
-"""Millions of parameters, shape, prompts, tokens of a response, steps, target. Start-up is not always the same to half a
-second, which few short steps would be measured with."""
+"""Millions of parameters, shape, prompts, tokens of a response, steps, target. Start-up differs by up to half a second
+from run to run, which few short steps would be measured with."""
 _GROUP, _MICRO_BATCH = 8, 64
 
 _PARAMS = """
