@@ -11,7 +11,7 @@ from hacpo.tools.compare.comparing import Compared, Comparison, Difference, comp
 from hacpo.tools.compare.grouping import Group, groups_of
 from hacpo.tools.compare.reading import read
 
-FAMILIES = ("tuning", "main", "gap", "pairs", "ablations")
+FAMILIES = ("tuning", "main", "gap", "pairs", "neighbours", "ablations")
 BENCHMARK = "final"
 RESULTS = Path("docs/results")
 
@@ -91,11 +91,11 @@ TABLES = (
     ),
     Table(
         "Equal rollouts: neighbours, and other baselines",
-        "main",
+        "neighbours",
         "hacpo",
         ("xgrpo", "sgt", "sapo", "naive_self", "learner", "shrunk", "own"),
     ),
-    Table("Equal rollouts: a true gap", "gap", "hacpo", ("own", "shrunk", "naive", "gspo", "gspo_x2")),
+    Table("Equal rollouts: a true gap", "gap", "hacpo", ("own", "gspo", "gspo_x2")),
     Table("Equal rollouts: other pairs, and three agents", "pairs", "hacpo", ("gspo_x2", "gspo", "naive")),
     Table("Table 2: without the capability baseline", "ablations", "hacpo", ("no_capability_baseline",)),
     Table("Table 3: without the capability ratio", "ablations", "hacpo", ("no_discrepancy",)),
