@@ -211,7 +211,7 @@ def test_learning_rates_are_the_best_of_tuning_and_one_beyond_an_end_is_asked_fo
     names = {cell.variant for cell in SweepFile.read(ROOT / quick.STUDY / "tuning").cells()}
     assert {f"sgt{rates.GRID}{rate}" for rate in (*rates.INNER, *rates.OUTER.values())} <= names
     sweep = tmp_path / "sweep.yaml"
-    sweep.write_text((ROOT / quick.STUDY / "main/sweep.yaml").read_text("utf-8"))
+    sweep.write_text((ROOT / quick.STUDY / "neighbours/sweep.yaml").read_text("utf-8"))
     rates.write(dict.fromkeys(["hacpo"], 3e-4) | {"sgt": 1.2e-3}, [sweep])
     assert "  sgt: {algorithm: {recipe: sgt}, optimizer: {learning_rate: 1.2e-03}}" in sweep.read_text()
 
