@@ -16,6 +16,7 @@ _FEW: dict[str, tuple[str, ...]] = {
     "main": ("hacpo", "gspo_x2", "gspo_two_passes", "naive"),
     "gap": ("hacpo", "own"),
     "pairs": ("hacpo", "gspo", "gspo_x2"),
+    "neighbours": ("hacpo", "sgt"),
     "ablations": ("hacpo", "no_clip", "no_stepwise"),
 }
 _WARMUP, _STEPS, _PROBLEMS = 60, 10, 50

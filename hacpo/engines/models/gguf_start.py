@@ -213,19 +213,14 @@ def _alone(file: Path, target: Path) -> Iterator[dict[str, Any]]:
     """Where transformers finds the file and nothing else; given as arguments of its `from_pretrained`."""
     with tempfile.TemporaryDirectory(dir=target) as folder:
         (Path(folder) / _NAME).symlink_to(file.resolve())
-        yield {
-            "pretrained_model_name_or_path": folder,
-            "gguf_file": _NAME,
-            "local_files_only": True,
-            "trust_remote_code": False,
-        }
+        yield {"pretrained_model_name_or_path": folder, "gguf_file": _NAME, "local_files_only": True}
 
 
 def _config(source: Mapping[str, Any], target: Path) -> Any:
     """Write config.json, and refuse what no folder's may say, before anything is made of that size."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(**source)
+    config = AutoConfig.from_pretrained(**source, trust_remote_code=False)
     stated = config.to_dict()
     stated.pop(_TITLE, None)
     (target / "config.json").write_text(json.dumps(stated, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -248,7 +243,12 @@ def _model(file: Path, source: Mapping[str, Any], config: Any) -> Any:
     options = {} if packing is None else {"quantization_config": packing(dequantize=True)}
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            **source, config=config, output_loading_info=True, dtype=torch.float32, **options
+            **source,
+            trust_remote_code=False,
+            config=config,
+            output_loading_info=True,
+            dtype=torch.float32,
+            **options,
         )
     except MemoryError:
         raise
@@ -274,7 +274,7 @@ def _tokenizer(source: Mapping[str, Any], target: Path, header: _Header) -> str:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(**source)
+    tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
     backend, note = tokenizer.backend_tokenizer, ""
     as_gpt2 = isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and backend.pre_tokenizer.use_regex
     if as_gpt2 and header.splits in _SINGLE_DIGITS:
