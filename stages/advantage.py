@@ -16,6 +16,7 @@ from hacpo.pipeline.execution.stage_command import stage_command
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from hacpo.algorithm.advantage_table import CapabilityRow
     from hacpo.artifacts.tables import Table
 
 _REWARDED = ("rollout_id", "reward", "problem_id", "sample")
@@ -31,7 +32,6 @@ def advantage(
         advantage_columns,
         advantage_summary,
         capabilities_used,
-        capability_by_agent,
         capability_rows,
         capability_summary,
     )
@@ -55,11 +55,10 @@ def advantage(
         group_size,
         where=f"verdicts of step {step}",
     )
-    previous = capability_by_agent(stage.read(tables.CAPABILITY, step=step - 1)) if step > 1 else {}
     rewards = reward_array(responses, len(agents), group_size)
     rows = capability_rows(
         {agent: rewards[:, number] for number, agent in enumerate(agents)},
-        previous,
+        _rows_before(stage, agents) if step > 1 else {},
         settings.algorithm.capability,
         _oracle(stage, problem_ids),
     )
@@ -90,6 +89,16 @@ def advantage(
     stage.summary = ", ".join(f"{row.agent} {row.capability:.3f}" for row in rows)
     if whole_run:
         stage.remarks = lessons.remarks
+
+
+def _rows_before(stage: Stage, agents: Sequence[str]) -> dict[str, CapabilityRow]:
+    """Every agent's row of the capability table of the step before."""
+    from hacpo.algorithm.advantage_table import capability_by_agent
+    from hacpo.artifacts import tables
+
+    before = stage.step - 1
+    where = stage.place(tables.CAPABILITY, step=before)
+    return capability_by_agent(stage.read(tables.CAPABILITY, step=before), agents, where=where)
 
 
 def _oracle(stage: Stage, problem_ids: Sequence[str]) -> dict[str, float] | None:

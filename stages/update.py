@@ -57,7 +57,7 @@ def update(stage: Stage) -> None:
             device=device,
         )
         if optimizer_state is not None:
-            trainer.load(optimizer_state)
+            trainer.load(optimizer_state, _updates_before(stage))
         plan = plan_updates(
             pool.table,
             updates=settings.updates_per_pass,
@@ -120,6 +120,15 @@ def _optimizer_state(stage: Stage, before: Path) -> Path | None:
             "the optimizer's state, which every update writes, is missing", where=folder, remedy=f"run `{made_by}`"
         )
     return None
+
+
+def _updates_before(stage: Stage) -> int | None:
+    """How many updates the agent has behind it, all under these settings; None where that is not known: after a start
+    that brings a state of its own, or is not here, and where other settings are asked about."""
+    start = stage.checkpoint(0) if stage.step > 1 else None
+    if start is None or stage.overrides or not start.is_dir() or (start / "trainer").exists():
+        return None
+    return (stage.step - 1) * stage.settings.updates_per_step
 
 
 def _models(stage: Stage, before: Path, *, leads: bool) -> tuple[int, Any, Any]:

@@ -118,6 +118,16 @@ class Sandbox:
             return {**old, "new": new, "table": place.relative_to(self.artifacts).as_posix()}
         raise AssertionError(f"no row of {table} fits")
 
+    def garble(self, table: str, column: str) -> None:
+        """Put bytes that are no UTF-8 in the place of a text, in the first row."""
+        shard = self.shards(table)[0]
+        content = pq.read_table(shard, partitioning=None)
+        texts = pa.array([b"\xff\xfe", *(text.encode() for text in content[column].to_pylist()[1:])], pa.binary())
+        field = content.schema.field(column)
+        garbled = pa.Array.from_buffers(pa.string(), len(texts), texts.buffers())
+        content = content.set_column(content.schema.names.index(column), field, garbled)
+        pq.write_table(content, shard, compression="zstd", write_page_checksum=True)
+
     def replace(self, path: Path, old: str, new: str) -> None:
         """Replace a text in a file, once; it must be there."""
         text = path.read_text(encoding="utf-8")

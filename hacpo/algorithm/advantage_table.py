@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from hacpo.algorithm.capability import accuracy, capability_ratio, extend_window
 from hacpo.algorithm.capability_error import accuracy_covariance, ratio_interval, smoothed_covariance
 from hacpo.algorithm.group_advantage import GUARD_TOLERANCE, UNIFORM_TOLERANCE, step_advantages
 from hacpo.algorithm.rollouts import reward_array
+from hacpo.errors import ArtifactError
 from hacpo.settings.algorithm import AdvantageSettings, CapabilitySettings
 
 
@@ -34,9 +35,30 @@ class CapabilityRow:
     oracle: float | None
 
 
-def capability_by_agent(table: pa.Table) -> dict[str, CapabilityRow]:
-    """Agent -> its row of a capability table."""
-    return {row["agent"]: CapabilityRow(**row) for row in table.to_pylist()}
+def capability_by_agent(
+    table: pa.Table, agents: Collection[str] | None = None, *, where: object = None
+) -> dict[str, CapabilityRow]:
+    """Agent -> its row of a capability table.
+
+    Args:
+        agents: whose rows these must be; None: anybody's.
+        where: what the table is called in messages.
+
+    Raises:
+        ArtifactError: they are others', or hold no variances of theirs.
+    """
+    rows = {row["agent"]: CapabilityRow(**row) for row in table.to_pylist()}
+    if agents is None:
+        return rows
+    if rows.keys() != set(agents):
+        expected, found = (", ".join(sorted(names)) for names in (agents, rows))
+        raise ArtifactError("holds other agents than the run", where=where, expected=expected, found=found[:80])
+    for number, agent in enumerate(sorted(agents)):
+        for step in rows[agent].window_covariance:
+            if step and (len(step) != len(agents) or step[number] < 0):
+                remedy = "`hacpo audit` says what else is damaged"
+                raise ArtifactError(f"window_covariance of {agent} is none", where=where, remedy=remedy)
+    return rows
 
 
 def capability_rows(

@@ -110,6 +110,7 @@ def whole_shards(
     partition: str | None = None,
     columns: Sequence[str] | None = None,
     made_by: str = "",
+    finite: bool = True,
 ) -> Iterator[Shard]:
     """A table shard by shard, the first thing that is odd about it raised (`shards.read_shards`).
 
@@ -118,6 +119,7 @@ def whole_shards(
         run, partition: what the metadata must say; None does not check.
         columns: only these (others are not read).
         made_by: the command that makes the table, for messages.
+        finite: refuse numbers that are infinite, or none (NaN): no stage writes such.
 
     Raises:
         MissingInputError: nothing there.
@@ -126,7 +128,7 @@ def whole_shards(
     """
     if not path.exists():
         raise MissingInputError(f"the {table.name} table is missing", where=path, remedy=made_by and f"run `{made_by}`")
-    for item in read_shards(path, table, Wanted(run, partition), columns):
+    for item in read_shards(path, table, Wanted(run, partition, finite=finite), columns):
         if isinstance(item, Oddity):
             raise item.error(made_by and f"remake it with `{made_by}`")
         yield item
@@ -140,13 +142,14 @@ def read_table(
     partition: str | None = None,
     columns: Sequence[str] | None = None,
     made_by: str = "",
+    finite: bool = True,
 ) -> pa.Table:
     """A whole table; arguments and errors as for `whole_shards`.
 
     Raises:
         ArtifactError: also where it holds no row, but must (`Table.filled`).
     """
-    shards = whole_shards(path, table, run=run, partition=partition, columns=columns, made_by=made_by)
+    shards = whole_shards(path, table, run=run, partition=partition, columns=columns, made_by=made_by, finite=finite)
     content = pa.concat_tables(shard.content for shard in shards)
     if table.filled and not len(content):
         raise ArtifactError("holds no rows", where=path, remedy=made_by and f"remake it with `{made_by}`")
@@ -173,7 +176,9 @@ def read_given(path: Path, columns: Sequence[str] | None = None, *, optional: bo
     try:
         if columns is not None and optional:
             columns = [name for name in dict.fromkeys(pq.read_schema(path).names) if name in columns]
-        return pq.read_table(path, columns=columns)
+        content = pq.read_table(path, columns=columns)
+        content.validate(full=True)  # texts are not looked at where they are read
+        return content
     except (pa.ArrowException, OSError) as error:
         raise NotParquetError(where=path, reason=first_line(error)) from None
 

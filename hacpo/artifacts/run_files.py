@@ -26,10 +26,12 @@ class RunFiles:
     Attributes:
         name: the run's, which every file of it repeats.
         layout: where its artifacts lie.
+        finite: whether numbers that are infinite, or none (NaN), are refused.
     """
 
     name: str
     layout: Layout
+    finite: bool = True
 
     def path(self, table: Table, step: int | None = None, whose: str = "") -> Path:
         """Where a table lies."""
@@ -59,8 +61,15 @@ class RunFiles:
         """
         from hacpo.artifacts import parquet
 
-        path, partition = self.path(table, step, whose), table.partition(step, whose)
-        return parquet.read_table(path, table, run=self.name, partition=partition, columns=columns, made_by=made_by)
+        return parquet.read_table(
+            self.path(table, step, whose),
+            table,
+            run=self.name,
+            partition=table.partition(step, whose),
+            columns=columns,
+            made_by=made_by,
+            finite=self.finite,
+        )
 
     def shards(
         self,
@@ -74,8 +83,15 @@ class RunFiles:
         """A checked table, one shard after another; arguments and errors as for `read`."""
         from hacpo.artifacts import parquet
 
-        path, partition = self.path(table, step, whose), table.partition(step, whose)
-        return parquet.whole_shards(path, table, run=self.name, partition=partition, columns=columns, made_by=made_by)
+        return parquet.whole_shards(
+            self.path(table, step, whose),
+            table,
+            run=self.name,
+            partition=table.partition(step, whose),
+            columns=columns,
+            made_by=made_by,
+            finite=self.finite,
+        )
 
     def parts(self, table: Table) -> Iterator[tuple[int | None, str]]:
         """Step and whose of every part of a table that is there, under the name that it has."""

@@ -25,6 +25,9 @@ from hacpo.errors import ArtifactError, first_line
 ABSENT = "not there"
 """Stands for a value that is on one side only."""
 
+_LARGEST = 1e300
+"""Of a number: a million of them add up to one that is finite still."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -34,12 +37,15 @@ class Wanted:
         run, partition: what `hacpo.run` and `hacpo.partition` say.
         settings: what `hacpo.settings` says.
         rows_per_shard: rows of every file of a folder but the last.
+        finite: no number may be infinite, or so large that a sum is, or none (NaN). An audit, which says of what row it
+            is, looks by itself.
     """
 
     run: str | None = None
     partition: str | None = None
     settings: Mapping[str, Any] | None = None
     rows_per_shard: int | None = None
+    finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,8 @@ def read_shards(
     path: Path, table: Table, wanted: Wanted, columns: Sequence[str] | None = None
 ) -> Iterator[Oddity | Shard]:
     """Every shard of a table in order, and what is odd about it: whole regular files with right checksums, of this
-    table and as `wanted`, complete, with the contract's columns and types, no nulls where it allows none, and no key
-    twice. The first shard that cannot be used is the last that is looked at.
+    table and as `wanted`, complete, with the contract's columns and types, texts in UTF-8, no nulls where it allows
+    none, and no key twice. The first shard that cannot be used is the last that is looked at.
 
     Args:
         path: a .parquet file or a folder of shards.
@@ -149,7 +155,8 @@ def _read_shard(
     usable = True
     for field in (table.schema.field(name) for name in names):
         times = schema.names.count(field.name)
-        odd = None if times == 0 and field.name in table.added else _odd_column(file, field, times, content)
+        absent = times == 0 and field.name in table.added
+        odd = None if absent else _odd_column(file, field, times, content, finite=wanted.finite)
         if odd is not None:
             yield odd
             usable = False
@@ -182,7 +189,7 @@ def _odd_metadata(
         yield Oddity("metadata", file, problem, expected=expected, found=value, column=f"hacpo.settings {key}")
 
 
-def _odd_column(file: Path, field: pa.Field, times: int, content: pa.Table) -> Oddity | None:
+def _odd_column(file: Path, field: pa.Field, times: int, content: pa.Table, *, finite: bool) -> Oddity | None:
     """What is wrong with a column that is there so many times; None if all is well."""
     named, expected, seen = f"column {field.name!r}", field.type, None
     count, says_all = 1, True
@@ -194,6 +201,10 @@ def _odd_column(file: Path, field: pa.Field, times: int, content: pa.Table) -> O
         problem, seen, says_all = "has the wrong type", content[field.name].type, False
     elif content[field.name].null_count and not field.nullable:
         problem, expected, seen, count = "has nulls", "a value", "null", content[field.name].null_count
+    elif not _is_whole(content[field.name]):  # Arrow looks at no text that it reads, and Python fails where it does
+        problem, expected, seen = "holds what is no text in UTF-8", "UTF-8", "other bytes"
+    elif finite and not _is_finite(content[field.name]):
+        problem, expected, seen = "holds a number that is not finite", "finite numbers", "infinite, or NaN"
     else:
         return None
     return Oddity(
@@ -207,6 +218,26 @@ def _odd_column(file: Path, field: pa.Field, times: int, content: pa.Table) -> O
         says_all=says_all,
         unusable=True,
     )
+
+
+def _is_whole(values: pa.ChunkedArray) -> bool:
+    """Whether its bytes are what its type says: of all types here only texts can be something else."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_finite(values: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether all its numbers are, those within lists too, and so are their sums; of what holds none as well."""
+    while pa.types.is_list(values.type):
+        values = pc.list_flatten(values)
+    if not pa.types.is_floating(values.type):
+        return True
+    wide = pa.types.is_float64(values.type)
+    fine = pc.less_equal(pc.abs(values), _LARGEST) if wide else pc.is_finite(values)
+    return bool(pc.all(fine, min_count=0).as_py())
 
 
 def _odd_sizes(shards: Sequence[Shard], full: int) -> Iterator[Oddity]:

@@ -113,7 +113,7 @@ def refused(path: Path, reason: str | BaseException) -> StorageError:
     )
 
 
-def made_plain(error: Exception) -> HacpoError | None:
+def made_plain(error: BaseException) -> HacpoError | None:
     """The error that a user is told: one of ours as it is, unless the machine is why it was raised; None if nobody
     foresaw it."""
     if isinstance(error, StorageError):

@@ -97,16 +97,23 @@ def load_json(path: Path) -> Any:
     return parse_json(read_text(path))
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, deepest: int | None = DEEPEST) -> Any:
     """The value that JSON text stands for.
 
+    Args:
+        deepest: levels of lists and mappings within each other that it may have, so that whoever goes through them
+            comes back; None: as many as Python reads.
+
     Raises:
-        ValueError: it is no JSON, or nested more deeply than Python reads.
+        ValueError: it is no JSON, or nested more deeply.
     """
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if deepest is not None and is_deeper(value, deepest):
+        raise ValueError("nested too deeply")
+    return value
 
 
 def load_yaml(path: Path) -> Any:
@@ -161,7 +168,9 @@ def _is_plain(text: str) -> bool:
 def is_deeper(value: Any, levels: int) -> bool:
     """Whether lists and mappings lie within each other on more levels."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(is_deeper(item, levels - 1) for item in inner)
+    if levels <= 0:
+        return levels < 0 or bool(inner)
+    return any(is_deeper(item, levels - 1) for item in inner if isinstance(item, dict | list))
 
 
 @cache

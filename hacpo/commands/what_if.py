@@ -21,6 +21,8 @@ def what_if(
     top: Annotated[int, typer.Option("--top", help="How many of the most changed responses to list.", min=0)] = 10,
 ) -> None:
     """Print what other settings would have changed in a step; nothing is sampled, trained or written."""
+    import numpy as np
+
     from hacpo.tools.inspect.answer import as_tree, read_texts
     from hacpo.tools.inspect.comparison import changes, compare
     from hacpo.tools.inspect.plain import open_console, print_json
@@ -30,9 +32,10 @@ def what_if(
     from hacpo.tools.inspect.what_if_view import print_what_if
 
     question = ask(pipeline, overrides or ())
-    result = recompute(question, step, learners_of(question.pipeline, learner))
-    comparisons = {name: compare(before, after) for name, (before, after) in result.learners.items()}
-    changed = {name: changes(before, after, top) for name, (before, after) in result.learners.items()}
+    with np.errstate(all="ignore"):  # what overflows is shown as it comes out
+        result = recompute(question, step, learners_of(question.pipeline, learner))
+        comparisons = {name: compare(before, after) for name, (before, after) in result.learners.items()}
+        changed = {name: changes(before, after, top) for name, (before, after) in result.learners.items()}
     texts = read_texts(result.reader, [change.rollout_id for listed in changed.values() for change in listed])
     if as_json:
         print_json(as_tree(result, comparisons, changed, texts))

@@ -6,8 +6,9 @@ the report refuse it (`strict`).
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.text_files import load_json
@@ -21,6 +22,9 @@ POLICY_CONFIG = "policy_config"
 
 TEXTS = (POLICY, POLICY_CONFIG)
 """Keys of what is no number."""
+
+_LARGEST = 1e300
+"""Of a number: a million of them add up to one that is finite still."""
 
 
 class NotedError(ValueError):
@@ -72,7 +76,27 @@ def stage_metrics(
     return noted(layout.metrics(stage.name, step, agent), strict=strict)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a JSON file is a number that can be computed with: JSON as Python reads it also holds NaN,
+    infinities, and whole numbers of thousands of digits."""
+    return type(value) in (int, float) and abs(value) <= _LARGEST  # type: ignore[arg-type]
+
+
 def numbers(layout: Layout, stage: StageSpec, step: int, agent: str = "") -> dict[str, float]:
-    """The numbers in a stage's metrics, none where they cannot be read."""
-    metrics = stage_metrics(layout, stage, step, agent)
-    return {key: value for key, value in metrics.items() if isinstance(value, int | float)}
+    """The numbers in a stage's metrics, none where they cannot be read; what is no such number is not known."""
+    return {key: value for key, value in stage_metrics(layout, stage, step, agent).items() if is_number(value)}
+
+
+def all_numbers(layout: Layout, stage: StageSpec, step: int, agent: str = "") -> dict[str, float]:
+    """The numbers in a stage's metrics.
+
+    Raises:
+        OSError: they are not there, or cannot be read.
+        NotedError: there is something else among them.
+    """
+    metrics = stage_metrics(layout, stage, step, agent, strict=True)
+    found = {key: value for key, value in metrics.items() if is_number(value)}
+    odd = next((key for key in metrics if key not in found and key not in TEXTS), None)
+    if odd is not None:
+        raise NotedError(f"{odd}: a number", reprlib.repr(metrics[odd]))
+    return found

@@ -96,7 +96,7 @@ def _by_version(folder: Path) -> dict[str, bytes]:
 
 def _tokenizer(file: Path, content: bytes) -> _Tokenizer:
     try:
-        spec: Json = parse_json(content)
+        spec: Json = parse_json(content, deepest=None)
         # Older versions of the library write fewer of the model's options, and a merge as "a b", not as ["a", "b"].
         model = {
             key: value

@@ -65,7 +65,7 @@ def _json(path: Path) -> Rows:
 
 def _parsed(text: str, where: object) -> Any:
     try:
-        value = parse_json(text)
+        value = parse_json(text, deepest=None)
         if is_deeper(value, DEEPEST):  # Arrow reads no Parquet file that is
             raise DataError(f"nested more than {DEEPEST} levels deep", where=where)
         if _SURROGATE.search(text):

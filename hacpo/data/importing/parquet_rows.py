@@ -72,7 +72,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
                 rows += batch.to_pylist()
     except MemoryError:  # Arrow's is one of its own errors, too
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"not readable as Parquet: {first_line(error)}", where=path) from None
     return rows
 

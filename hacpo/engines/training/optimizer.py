@@ -4,6 +4,7 @@ processes can take up again."""
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -28,6 +29,11 @@ _SQUARED = 1 << 20
 """Gradients that are held in float64 at once."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+_MOST_UPDATES = 1 << 24
+"""AdamW counts them in float32, which has no odd number above."""
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 class Optimizer:
@@ -122,32 +128,46 @@ class Optimizer:
             # Every random choice is derived from the seed and its place in the run: there is no RNG state to keep.
             write_json(folder / "state.json", {"updates_done": self.updates_done})
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, updates: int | None = None) -> None:
         """Continue from what `save` wrote: the first process reads it, and hands out tensor by tensor.
 
+        Args:
+            updates: how many have made it, all of them under these settings; None: that is not known.
+
         Raises:
-            ArtifactError: damaged, or of another model.
+            ArtifactError: damaged, of another model, or nothing that updates leave behind.
         """
         try:
-            self.updates_done = int(load_json(folder / "state.json")["updates_done"])
+            self.updates_done = _updates_done(load_json(folder / "state.json")["updates_done"], updates)
             files = _files_by_key(folder) if leads() else {}
 
-            def read(key: str, parameter: torch.Tensor) -> torch.Tensor:
+            def read(kind: str, name: str, parameter: torch.Tensor) -> torch.Tensor:
+                key = f"{kind}.{name}"
                 value = _read(files[key], key) if leads() else None
-                if value is not None and value.shape != parameter.shape:
-                    raise ValueError(f"{key} has another shape")
+                if value is not None:
+                    _check(key, value, parameter, self._range(kind, clipped=updates is not None))
                 return like(value, parameter)
 
             for name, parameter in self.parameters.items():
-                state = {key: read(f"{key}.{name}", parameter) for key in _MOMENTS}
+                state = {kind: read(kind, name, parameter) for kind in _MOMENTS}
                 self._adamw.state[parameter] = {"step": torch.tensor(float(self.updates_done)), **state}
                 if self.masters:
                     with torch.no_grad():
-                        parameter.copy_(read(f"master.{name}", parameter))
+                        parameter.copy_(read("master", name, parameter))
         except Exception as error:
             # safetensors, json and torch each have their own errors for a damaged file.
             reason = f"{error} is missing" if isinstance(error, KeyError) else first_line(error)
             raise ArtifactError(f"the optimizer state cannot be used: {reason}", where=folder) from None
+
+    def _range(self, kind: str, *, clipped: bool) -> tuple[float, float]:
+        """Least and largest value that there can be: no gradient is larger than the norm that all are scaled down to,
+        and no average of them (or of their squares) is; twice that, as averages are rounded.
+
+        Args:
+            clipped: all gradients were, under these settings.
+        """
+        most = min(2 * self.settings.max_grad_norm, _LARGEST) if clipped and kind in _MOMENTS else _LARGEST
+        return (0.0, min(most**2, _LARGEST)) if kind == "exp_avg_sq" else (-most, most)
 
     def _files(self) -> list[list[tuple[str, str]]]:
         """(moment, parameter) of every tensor of the state, cut into files."""
@@ -169,6 +189,37 @@ class Optimizer:
             value = whole(parameter if key == "master" else self._adamw.state[parameter][key])
             if keep:
                 yield key, name, value.contiguous()
+
+
+def _updates_done(found: object, wanted: int | None) -> int:
+    """The count of a state, if it can be one.
+
+    Raises:
+        ValueError: it is none, or not the one that is wanted.
+    """
+    least, most = (0, _MOST_UPDATES) if wanted is None else (wanted, wanted)
+    if type(found) is not int or not least <= found <= most:
+        expected = f"{least} to {most}" if wanted is None else f"{wanted}, after so many steps of these settings"
+        raise ValueError(f"updates_done is {reprlib.repr(found)}, expected {expected}")
+    return found
+
+
+def _check(key: str, value: torch.Tensor, parameter: torch.Tensor, allowed: tuple[float, float]) -> None:
+    """Refuse a tensor of a state that is not like its parameter.
+
+    Raises:
+        ValueError: it has another shape or type, or a value that is not allowed.
+    """
+    if value.shape != parameter.shape:
+        raise ValueError(f"{key} has another shape")
+    if value.dtype != parameter.dtype:
+        raise ValueError(f"{key} is {value.dtype}, expected {parameter.dtype}")
+    if not value.numel():
+        return
+    least, largest = (float(end) for end in torch.aminmax(value))
+    if not (allowed[0] <= least and largest <= allowed[1]):  # NaN is neither
+        possible = " to ".join(f"{end:.3g}" for end in allowed)
+        raise ValueError(f"{key} holds {least:.3g} to {largest:.3g}, expected values of {possible}")
 
 
 def _square_sum(values: torch.Tensor) -> torch.Tensor:

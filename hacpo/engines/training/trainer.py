@@ -217,13 +217,9 @@ class Trainer:
         """Write optimizer state and counters into `folder` (made here); None on processes that only take part."""
         self.optimizer.save(folder)
 
-    def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote.
-
-        Raises:
-            ArtifactError: damaged, or of another model.
-        """
-        self.optimizer.load(folder)
+    def load(self, folder: Path, updates: int | None = None) -> None:
+        """Continue from what `save` wrote; arguments and errors as of `Optimizer.load`."""
+        self.optimizer.load(folder, updates)
 
     def whole_weights(self) -> dict[str, torch.Tensor] | None:
         """Every weight put together, on the CPU of the first process, as checkpoints hold them; None where the model

@@ -196,7 +196,7 @@ class Connection:
         if status != 200:
             raise self._refused(status, received, path)
         try:
-            content = parse_json(received) if received else {}
+            content = parse_json(received, deepest=None) if received else {}
         except ValueError:
             content = None
         if not isinstance(content, dict):

@@ -20,6 +20,9 @@ from hacpo.pipeline.execution.session import Session, quiet_threads
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
+_PANIC = "PanicException"
+"""What pyo3 calls the end of a function in Rust; it is no Exception, so that nobody takes it for one."""
+
 
 def new_app(**options: Any) -> typer.Typer:
     """A Typer application in the house style."""
@@ -62,7 +65,9 @@ def run_app(
         return int(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         if hasattr(error, "format_message"):  # click's usage errors; without a message it has printed the help
             return _refused(harmless(error.format_message()), 2)
         if (plain := made_plain(error)) is not None:

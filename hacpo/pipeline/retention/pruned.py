@@ -7,14 +7,22 @@ still compares with the rollouts that were drawn from them.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hacpo.artifacts import storage
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.tables import CHECKPOINT, EVERY_STEP, step_of
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import ArtifactError, HacpoError
+from hacpo.settings.base import NAME
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+_STEP = re.compile(r"[1-9][0-9]{0,8}")
+"""Of a checkpoint that may go; as many digits as a folder's name has room for."""
+_MOST_BYTES = 1 << 60
 
 _REMEDY = "remove the file; it only says what was pruned"
 
@@ -36,18 +44,31 @@ def read_record(layout: Layout) -> dict[str, dict[int, Pruned]]:
     """
     try:
         raw = load_json(layout.pruned)
-        return {
-            agent: {
-                int(step): Pruned(str(entry["policy"]), int(entry["bytes"]), str(entry["rule"]))
-                for step, entry in entries.items()
-                if not layout.checkpoint(int(step), agent).is_dir()
-            }
+        record = {
+            _matching(NAME, agent): {int(_matching(_STEP, step)): _pruned(entry) for step, entry in entries.items()}
             for agent, entries in raw.items()
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ArtifactError("is no record of pruned checkpoints", where=layout.pruned, remedy=_REMEDY) from None
+    return {
+        agent: {step: entry for step, entry in entries.items() if not layout.checkpoint(step, agent).is_dir()}
+        for agent, entries in record.items()
+    }
+
+
+def _matching(pattern: re.Pattern[str], text: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError("not as it was written")
+    return text
+
+
+def _pruned(entry: Mapping[str, Any]) -> Pruned:
+    policy, size, rule = _matching(_HASH, entry["policy"]), entry["bytes"], entry["rule"]
+    if type(size) is not int or not 0 <= size <= _MOST_BYTES or not (isinstance(rule, str) and rule.isprintable()):
+        raise ValueError("not as it was written")
+    return Pruned(policy, size, rule)
 
 
 def was_pruned(layout: Layout, step: int, agent: str) -> Pruned | None:

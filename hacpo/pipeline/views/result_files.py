@@ -214,7 +214,7 @@ def _odd_settings(text: str, keys: set[str]) -> str:
     if len(text) > MOST_SETTINGS:
         return f"settings of more than {MOST_SETTINGS:,} letters"
     try:
-        tree = parse_json(text)
+        tree = parse_json(text, deepest=None)
     except ValueError:
         return "no JSON"
     if not isinstance(tree, dict):

@@ -7,6 +7,7 @@ that means, their errors and resampling need neither the run nor its texts.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -183,7 +184,7 @@ def _numbers(pipeline: Pipeline, spec: StageSpec, step: int, agent: str, keys: I
                 "does not say what the run has spent",
                 where=path,
                 expected=f"{key}: 0 to {_MOST:,}",
-                found=repr(value)[:80],
+                found=reprlib.repr(value),
                 remedy=f"remove the file, and {again}",
             )
     return metrics

@@ -66,8 +66,8 @@ class AuditRun:
 
     @property
     def run_files(self) -> RunFiles:
-        """The run's tables."""
-        return RunFiles(self.pipeline.run, self.layout)
+        """The run's tables; what is not finite in them is a finding of the row it is in."""
+        return RunFiles(self.pipeline.run, self.layout, finite=False)
 
     @property
     def agents(self) -> list[str]:

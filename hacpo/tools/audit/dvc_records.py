@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ from hacpo.tools.audit.audit_run import AuditRun
 
 CHECK = "lock"
 """Name of the invariant in every finding of this module."""
+
+_MD5 = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
+"""As DVC spells it."""
 
 _ALWAYS_IGNORED = (".git", ".git/", ".hg/", ".dvc/")
 """What DVC leaves out of every folder, whatever .dvcignore says."""
@@ -62,6 +66,10 @@ class _Declared:
     params: frozenset[str]
     settings: frozenset[str]
     """Files that the parameters are of."""
+
+    def names(self, record: _Record) -> bool:
+        """Whether it is one of the stage's dependencies or outputs."""
+        return record.path in (self.outs if record.is_output else self.deps)
 
 
 class Hasher:
@@ -133,6 +141,8 @@ def check_locks(run: AuditRun) -> None:
     stamps from params.yaml. Of a checkpoint between the first and the last step that is gone, only the records are
     compared with each other, because checkpoints are not cached and may be pruned. Stages without a record (run by
     hand, or not yet) are skipped, and so are entries of stages that the run no longer has, and steps beyond the last.
+
+    No path is looked at that the plan does not name: whoever wrote a lock may have named any folder of this machine.
     """
     hasher = Hasher(run.pipeline.root)
     records: list[_Record] = []
@@ -167,7 +177,7 @@ def check_locks(run: AuditRun) -> None:
                 run.find(CHECK, lock, name, expected="an entry that DVC wrote", found="damaged")
                 continue
             _compare_entry(run, lock, name, entries[name], declared[name], recorded, params)
-            records += recorded
+            records += [record for record in recorded if declared[name].names(record)]
             for key, value in params.items():
                 parameters.setdefault(key, []).append((lock, name, value))
     _compare_parameters(run, parameters)
@@ -194,19 +204,37 @@ def _read_lock(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _entry(lock: Path, name: str, entry: Mapping[str, Any]) -> tuple[list[_Record], dict[str, Any]]:
-    """Records and parameters of one stage in a lock."""
+    """Records and parameters of one stage in a lock.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: it is no entry that DVC wrote.
+    """
     records = [
-        _Record(
-            lock,
-            name,
-            item["path"],
-            Digest(str(item["md5"]), int(item["size"]), item.get("nfiles")),
-            is_output=kind == "outs",
-        )
+        _Record(lock, name, item["path"], _digest(item), is_output=kind == "outs")
         for kind in ("deps", "outs")
         for item in entry.get(kind, ())
     ]
-    return records, {key: value for values in entry.get("params", {}).values() for key, value in values.items()}
+    params = entry.get("params", {})
+    _check_keys(params)
+    return records, {key: value for values in params.values() for key, value in values.items()}
+
+
+def _digest(item: Mapping[str, Any]) -> Digest:
+    """What a lock says of a path, which it names too."""
+    path, md5, size, nfiles = item["path"], item["md5"], item["size"], item.get("nfiles")
+    counts = (size,) if nfiles is None else (size, nfiles)
+    if not (isinstance(path, str) and _MD5.fullmatch(md5) and all(type(count) is int for count in counts)):
+        raise ValueError("no record of DVC's")
+    return Digest(md5, size, nfiles)
+
+
+def _check_keys(value: Any) -> None:
+    """Every key is a text, as in the settings that parameters are compared with."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
+        raise ValueError("a key that is no text")
+    for item in inner:
+        _check_keys(item)
 
 
 def _declared(text: str) -> dict[str, _Declared]:

@@ -51,7 +51,9 @@ def check_leftovers(run: AuditRun, holes: Collection[Path] = ()) -> None:
     root = run.layout.root
     for path in _entries(root):
         name = path.name
-        if name in (*_FILES, run.layout.pruned.name):
+        if name == run.layout.pruned.name:
+            _check_pruned(run, path)
+        elif name in _FILES:
             _expect(run, path, folder=False)
         elif name not in _FOLDERS or not path.is_dir() or _is_unasked(run, name):
             _unknown(run, path)
@@ -94,6 +96,12 @@ def _unknown(run: AuditRun, path: Path) -> None:
 def _expect(run: AuditRun, path: Path, *, folder: bool) -> None:
     if path.is_dir() != folder:
         _unknown(run, path)
+
+
+def _check_pruned(run: AuditRun, path: Path) -> None:
+    """The record of pruned checkpoints; one that is damaged is a finding where it is read, here at the latest."""
+    for agent in sorted(run.pruned.keys() - set(run.agents)):
+        run.find(CHECK, path, agent, expected="the run's agents alone", found=agent)
 
 
 def _steps(run: AuditRun, table: Path) -> Iterator[Path]:

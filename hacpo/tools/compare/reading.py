@@ -8,7 +8,8 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from hacpo.errors import MissingInputError, SettingsError
+from hacpo.errors import ArtifactError, MissingInputError, SettingsError, first_line
+from hacpo.pipeline.catalogue import RESOLVE
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.sweeping.collecting import joined
 from hacpo.pipeline.sweeping.planned_cells import planned
@@ -63,7 +64,14 @@ def _read(path: Path) -> pa.Table:
 def _check_settings(pipeline: Pipeline) -> None:
     """Refuse a run whose files were made with other settings than its params.yaml says: they would count as its own."""
     path = pipeline.layout.settings
-    why = difference(params.recorded(path), pipeline.settings) if path.is_file() else None
+    if not path.is_file():
+        return
+    try:
+        recorded = params.recorded(path)
+    except ValueError as error:
+        remedy = f"run `{pipeline.command_for(RESOLVE)}`"
+        raise ArtifactError(f"cannot be read: {first_line(error)}", where=path, remedy=remedy) from None
+    why = difference(recorded, pipeline.settings)
     if why is not None:
         raise SettingsError(
             f"was made with other settings than params.yaml has: {why}",

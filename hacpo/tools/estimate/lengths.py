@@ -142,7 +142,7 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
     Args:
         answered: benchmark -> responses of one evaluation.
     """
-    sampled = list(_metrics(layout, GENERATE, agent, settings.steps))
+    sampled = list(_metrics(layout, GENERATE, agent, settings.steps, "rollouts", "prompt_tokens", "tokens"))
     evaluated = list(_metrics(layout, EVALUATE, agent, settings.steps))
     rollouts = sum(step["rollouts"] for step in sampled)
     seconds = {
@@ -164,9 +164,9 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
     )
 
 
-def _metrics(layout: Layout, stage: StageSpec, agent: str, steps: int) -> Iterator[dict[str, float]]:
-    """Of the steps that are done; a damaged file is the audit's business."""
+def _metrics(layout: Layout, stage: StageSpec, agent: str, steps: int, *counts: str) -> Iterator[dict[str, float]]:
+    """Of the steps that are done, those that say seconds and these counts; a damaged file is the audit's business."""
     for step in range(steps + 1):
         values = numbers(layout, stage, step, agent)
-        if "seconds" in values:
+        if all(values.get(key, -1) >= 0 for key in ("seconds", *counts)):
             yield values

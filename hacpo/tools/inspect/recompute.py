@@ -165,7 +165,7 @@ def _read_step(question: Question, reader: StepReader) -> _Step:
     group_size = as_run.responses_per_prompt
     responses = _responses(question, reader)
     path = layout.capability(step)
-    before = capability_by_agent(reader.required(tables.CAPABILITY))
+    before = capability_by_agent(reader.required(tables.CAPABILITY), agents, where=path)
     check_made_with(path, as_run)
     settings = question.settings.algorithm.capability
     rewards = _by_agent(responses, agents, group_size)
@@ -208,11 +208,12 @@ def _rows_before(question: Question, reader: StepReader) -> Capabilities:
     about, from the verdicts."""
     if reader.step == 1:
         return {}
-    keys = ("window", "metric", "samples")
+    keys, agents = ("window", "metric", "samples"), list(question.as_run.agents)
     if not {f"algorithm.capability.{key}" for key in keys} & question.changed.keys():
         earlier = StepReader(question.pipeline, reader.step - 1)
-        return capability_by_agent(earlier.required(tables.CAPABILITY))
-    settings, agents = question.settings.algorithm.capability, list(question.as_run.agents)
+        where = question.pipeline.layout.capability(earlier.step)
+        return capability_by_agent(earlier.required(tables.CAPABILITY), agents, where=where)
+    settings = question.settings.algorithm.capability
     rows: Capabilities = {}
     for step in range(max(1, reader.step - settings.window + 1), reader.step):
         earlier = StepReader(question.pipeline, step)
@@ -315,7 +316,11 @@ def _as_asked(
     trace = trace.filter(pa.array(used_u))
     old = before.updates.taken(used_u)
     response_u = position_u[used_u]
-    rows = pool.take(pc.index_in(trace["rollout_id"], value_set=pool["rollout_id"]))
+    place_u = pc.index_in(trace["rollout_id"], value_set=pool["rollout_id"])
+    if place_u.null_count:
+        lost = trace["rollout_id"].filter(pc.is_null(place_u))[0]
+        raise ArtifactError("a response of the trace is not in the pool", found=lost, remedy="run `hacpo audit`")
+    rows = pool.take(place_u)
     is_self_u = _column(trace, "is_self")
     source_logprob_u, source_tokens_u = _divisor(question, rows, trace)
     settings = question.settings.algorithm
@@ -421,7 +426,7 @@ def _row_weights(
     seen = scheduled(pool["source"], slots_pb, updates)
     weights = []
     for source, update in zip(trace["source"].to_pylist(), trace["update"].to_pylist(), strict=True):
-        counts = seen[update] if update < len(seen) else {}
+        counts = seen[update] if 0 <= update < len(seen) else {}
         if source not in counts:
             raise ArtifactError(
                 f"update {update} of {learner} in step {step} saw no response of {source}",

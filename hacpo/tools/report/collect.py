@@ -17,7 +17,7 @@ from hacpo.errors import ArtifactError
 from hacpo.evaluation.metrics import Estimate
 from hacpo.evaluation.values import best_step, change, estimate, read_values
 from hacpo.pipeline.catalogue import PIPELINE, PREPARE, StageSpec
-from hacpo.pipeline.noted import TEXTS, stage_metrics
+from hacpo.pipeline.noted import NotedError, all_numbers
 from hacpo.settings.series import Series
 from hacpo.verifying.judgement import GAVE_UP
 
@@ -225,12 +225,16 @@ def _read_metrics(
         if not path.is_file():
             continue
         try:
-            values = stage_metrics(layout, stage, step, name, strict=True)
-            metrics[stage, step, name] = {key: float(value) for key, value in values.items() if key not in TEXTS}
-        except (ValueError, TypeError, OverflowError):
+            found = all_numbers(layout, stage, step, name)
+        except NotedError as error:
             raise ArtifactError(
-                "is no flat JSON object of numbers", where=path, remedy=f"repeat the {stage.name} stage"
+                "is no flat JSON object of numbers",
+                where=path,
+                expected=error.expected,
+                found=error.found,
+                remedy=f"repeat the {stage.name} stage",
             ) from None
+        metrics[stage, step, name] = {key: float(value) for key, value in found.items()}
     return metrics
 
 

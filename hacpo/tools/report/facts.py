@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
+from hacpo.artifacts.model_folder import read_mapping
 from hacpo.artifacts.run_files import RunFiles
-from hacpo.artifacts.text_files import load_json
 from hacpo.artifacts.weights import tensor_shapes
 from hacpo.errors import ArtifactError, harmless
 from hacpo.settings import params as settings_of
@@ -82,16 +82,22 @@ def run_settings(layout: Layout, otherwise: Settings) -> Settings:
     if not layout.settings.is_file():
         return otherwise
     try:
-        raw = load_json(layout.settings)
+        raw = settings_of.recorded(layout.settings)
         _reorder(raw["agents"], raw.pop("agent_names", []))
         _reorder(raw["evaluation"]["benchmarks"], otherwise.evaluation.benchmarks)
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         raise ArtifactError("holds no settings", where=layout.settings, remedy="run `hacpo resolve`") from None
     return settings_of.resolve(raw, where=layout.settings)
 
 
 def _reorder(named: dict[str, Any], order: Collection[str]) -> None:
-    """Put the keys in `order` first, in that order."""
+    """Put the keys in `order` first, in that order.
+
+    Raises:
+        TypeError: there are none, or no order.
+    """
+    if not isinstance(named, dict):
+        raise TypeError("no mapping")
     for name in [*(name for name in order if name in named), *(name for name in named if name not in order)]:
         named[name] = named.pop(name)
 
@@ -100,7 +106,8 @@ def agent_facts(layout: Layout, settings: Settings) -> list[AgentFacts]:
     """Every agent, in the order of params.yaml.
 
     Raises:
-        ArtifactError: a checkpoint's config or weights file is damaged.
+        ModelError: a checkpoint's config file is damaged.
+        ArtifactError: a weights file is.
     """
     return [_agent(layout, name, agent) for name, agent in settings.agents.items()]
 
@@ -110,10 +117,7 @@ def _agent(layout: Layout, name: str, agent: AgentSettings) -> AgentFacts:
     folder = layout.checkpoint(0, name)
     if not (folder / "config.json").is_file():
         return AgentFacts(name, origin, agent.tiny.architecture if agent.tiny else None)
-    try:
-        config = load_json(folder / "config.json")
-    except (ValueError, OSError) as error:
-        raise ArtifactError(f"a damaged config file: {error}"[:160], where=folder) from None
+    config = read_mapping(folder / "config.json")
     shapes = [shape for file in sorted(folder.glob("*.safetensors")) for shape in tensor_shapes(file).values()]
     started = read_started_from(folder)
     if started is not None:
@@ -123,16 +127,19 @@ def _agent(layout: Layout, name: str, agent: AgentSettings) -> AgentFacts:
         origin = f"GGUF file {harmless(unpacked[0])}, SHA-256 {unpacked[1]}, unpacked to float32"
     if agent.warmup is not None:
         origin += _warmed_up(agent.warmup)
-    config = config | config.get("text_config", {})
-    names = config.get("architectures") or [config.get("model_type")]
+    inner = config.get("text_config")
+    config |= inner if isinstance(inner, dict) else {}
+    names = config.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else config.get("model_type")
+    layers, width, vocabulary = (config.get(key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
     return AgentFacts(
         name,
         origin,
-        architecture=names[0],
+        architecture=architecture if isinstance(architecture, str) else None,
         parameters=sum(map(math.prod, shapes)) or None,
-        layers=config.get("num_hidden_layers"),
-        width=config.get("hidden_size"),
-        vocabulary=config.get("vocab_size"),
+        layers=layers if type(layers) is int else None,
+        width=width if type(width) is int else None,
+        vocabulary=vocabulary if type(vocabulary) is int else None,
         context=context_length(config),
     )
 

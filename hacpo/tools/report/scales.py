@@ -9,6 +9,9 @@ from dataclasses import dataclass
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MINUS = "\N{MINUS SIGN}"
 
+_LARGEST = 1e300
+"""Of what an axis shows: the next power of ten, and the distance of two such numbers, are floats still."""
+
 
 @dataclass(frozen=True)
 class Format:
@@ -127,15 +130,17 @@ class Scale:
 
 
 def linear_scale(values: Iterable[float], *, low: float | None = None, high: float | None = None) -> Scale:
-    """A range that holds all finite values, widened to half a tick; `low` and `high` fix an end. From 0 to 1 where
-    every value is 0."""
-    finite = [value for value in values if math.isfinite(value)]
+    """A range that holds all finite values (up to `_LARGEST`), widened to half a tick; `low` and `high` fix an end.
+    From 0 to 1 where every value is 0."""
+    finite = [min(max(value, -_LARGEST), _LARGEST) for value in values if math.isfinite(value)]
     bottom = low if low is not None else min(finite, default=0.0)
     top = high if high is not None else max(finite, default=1.0)
     if top - bottom <= 1e-12 * max(abs(top), abs(bottom), 1e-9):
         spare = max(abs(top) * 0.1, 1e-6) if top else 1.0
         below = spare if top and low is None else 0.0
         bottom, top = bottom - below, (top + spare if high is None else bottom + spare)
+    if top <= bottom:  # shares below 0, which a file that was handed over may hold
+        top = bottom + 1.0
     step = nice_step(top - bottom, 4)
     half = step / 2
     if low is None:
@@ -157,7 +162,8 @@ def share_scale(values: Iterable[float]) -> Scale:
 
 def log_scale(values: Iterable[float], *, decades: bool = False) -> Scale:
     """A logarithmic range that holds all positive values; with `decades` it begins and ends at powers of ten."""
-    finite = [value for value in values if math.isfinite(value) and value > 0] or [1.0]
+    inside = [min(max(value, 1 / _LARGEST), _LARGEST) for value in values if math.isfinite(value) and value > 0]
+    finite = inside or [1.0]
     low, high = min(finite), max(finite)
     if decades or high / low > 30:
         first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)

@@ -41,6 +41,19 @@ def test_an_unforeseen_error_is_one_line_and_a_file(cli: Cli, project: Path, fau
     assert path.stat().st_mode & 0o077 == 0
 
 
+def test_a_panic_in_rust_is_one_line_and_a_file(cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyo3 raises it as no Exception: https://pyo3.rs, "Error handling"."""
+    panic = type("PanicException", (BaseException,), {})
+
+    def broken(*_: object) -> None:
+        raise panic("PyObject pointer is null")
+
+    monkeypatch.setattr(Pipeline, "open", broken)
+    result = cli("status", RUN)
+    assert result.code == 70
+    assert "an unforeseen error, PanicException: PyObject pointer is null" in result.error
+
+
 def test_words_of_the_settings_are_no_secrets(
     cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch, fault: None
 ) -> None:
