@@ -37,8 +37,8 @@ def try_reading(
     *,
     parts: str,
     into: Path | None = None,
-    memory: int = MEMORY,
-    seconds: int = SECONDS,
+    memory: int | None = None,
+    seconds: int | None = None,
 ) -> str:
     """Read a file in another process, and forget what is in it, but for what the reader makes of it.
 
@@ -48,7 +48,7 @@ def try_reading(
         too_large: what is raised where reading takes more than `memory`.
         parts: what to do where it takes longer than `seconds`.
         into: a folder that the reader is called with as well, to write to.
-        memory, seconds: the bounds.
+        memory, seconds: the bounds, where they are not `MEMORY` and `SECONDS`.
 
     Returns:
         The line that the reader returns; empty if it returns none.
@@ -56,6 +56,7 @@ def try_reading(
     Raises:
         HacpoError: as above; or the process failed for another reason.
     """
+    memory, seconds = MEMORY if memory is None else memory, SECONDS if seconds is None else seconds
     named = f"{reader.__module__}:{reader.__qualname__}"
     given = [str(given) for given in (path, into) if given is not None]
     command = [sys.executable, "-P", "-m", __spec__.name, str(memory), str(seconds), str(os.getpid()), named, *given]
