@@ -478,7 +478,10 @@ def test_it_writes_nothing_and_fits_a_terminal(cli: Cli, project: Path) -> None:
 
 
 def test_every_shipped_pipeline_can_be_estimated(cli: Cli) -> None:
-    folders = sorted(path.parent for path in (ROOT / "pipelines").rglob("params.yaml"))
+    every = sorted(path.parent for path in (ROOT / "pipelines").rglob("params.yaml"))
+    folders = [folder for folder in every if folder.parent.name != "smollm2"]
+    for folder in set(every) - set(folders):  # of a file that is to be fetched first
+        assert "the GGUF file is missing" in cli("estimate", folder).error
     result = cli("estimate", *folders)
     assert result.code == 0, result.err
     names = {line.split()[0] for line in result.out.splitlines()}
