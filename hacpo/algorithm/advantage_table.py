@@ -51,8 +51,8 @@ def capability_by_agent(
     if agents is None:
         return rows
     if rows.keys() != set(agents):
-        expected, found = (", ".join(sorted(names)) for names in (agents, rows))
-        raise ArtifactError("holds other agents than the run", where=where, expected=expected, found=found[:80])
+        of_run, of_table = (", ".join(sorted(names)) for names in (agents, rows))
+        raise ArtifactError("holds other agents than the run", where=where, expected=of_run, found=of_table[:80])
     for number, agent in enumerate(sorted(agents)):
         for step in rows[agent].window_covariance:
             if step and (len(step) != len(agents) or step[number] < 0):

@@ -95,8 +95,8 @@ def all_numbers(layout: Layout, stage: StageSpec, step: int, agent: str = "") ->
         NotedError: there is something else among them.
     """
     metrics = stage_metrics(layout, stage, step, agent, strict=True)
-    found = {key: value for key, value in metrics.items() if is_number(value)}
-    odd = next((key for key in metrics if key not in found and key not in TEXTS), None)
+    numeric = {key: value for key, value in metrics.items() if is_number(value)}
+    odd = next((key for key in metrics if key not in numeric and key not in TEXTS), None)
     if odd is not None:
         raise NotedError(f"{odd}: a number", reprlib.repr(metrics[odd]))
-    return found
+    return numeric

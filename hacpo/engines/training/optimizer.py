@@ -191,17 +191,17 @@ class Optimizer:
                 yield key, name, value.contiguous()
 
 
-def _updates_done(found: object, wanted: int | None) -> int:
+def _updates_done(stored: object, wanted: int | None) -> int:
     """The count of a state, if it can be one.
 
     Raises:
         ValueError: it is none, or not the one that is wanted.
     """
     least, most = (0, _MOST_UPDATES) if wanted is None else (wanted, wanted)
-    if type(found) is not int or not least <= found <= most:
+    if type(stored) is not int or not least <= stored <= most:
         expected = f"{least} to {most}" if wanted is None else f"{wanted}, after so many steps of these settings"
-        raise ValueError(f"updates_done is {reprlib.repr(found)}, expected {expected}")
-    return found
+        raise ValueError(f"updates_done is {reprlib.repr(stored)}, expected {expected}")
+    return stored
 
 
 def _check(key: str, value: torch.Tensor, parameter: torch.Tensor, allowed: tuple[float, float]) -> None:

@@ -225,7 +225,7 @@ def _read_metrics(
         if not path.is_file():
             continue
         try:
-            found = all_numbers(layout, stage, step, name)
+            read = all_numbers(layout, stage, step, name)
         except NotedError as error:
             raise ArtifactError(
                 "is no flat JSON object of numbers",
@@ -234,7 +234,7 @@ def _read_metrics(
                 found=error.found,
                 remedy=f"repeat the {stage.name} stage",
             ) from None
-        metrics[stage, step, name] = {key: float(value) for key, value in found.items()}
+        metrics[stage, step, name] = {key: float(value) for key, value in read.items()}
     return metrics
 
 
