@@ -16,7 +16,8 @@ from hacpo.settings import params as settings_of
 from hacpo.settings.agents import TinySettings
 from hacpo.settings.root import Settings
 
-PAIRS = {path.stem: path for path in (ROOT / "pipelines" / "study" / "pairs").glob("*.yaml")}
+_FOLDER = ROOT / "pipelines" / "study" / "pairs"
+PAIRS = {path.stem: path for path in _FOLDER.glob("*.yaml") if path.name != "sweep.yaml"}
 
 
 def tinies(settings: Settings) -> dict[str, TinySettings]:
