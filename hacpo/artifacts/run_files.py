@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.tables import EVERY_STEP, PROBLEMS, Table, owner_of, step_of
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from hacpo.artifacts.shards import Shard
+
+
+class _Expected(TypedDict):
+    run: str
+    partition: str
+    finite: bool
 
 
 @dataclass(frozen=True)
@@ -59,17 +65,10 @@ class RunFiles:
             MissingInputError: it is not there.
             ArtifactError: it is damaged, incomplete, or of another run, step or agent.
         """
-        from hacpo.artifacts import parquet
+        from hacpo.artifacts.parquet import read_table
 
-        return parquet.read_table(
-            self.path(table, step, whose),
-            table,
-            run=self.name,
-            partition=table.partition(step, whose),
-            columns=columns,
-            made_by=made_by,
-            finite=self.finite,
-        )
+        of = self._of(table, step, whose)
+        return read_table(self.path(table, step, whose), table, columns=columns, made_by=made_by, **of)
 
     def shards(
         self,
@@ -81,17 +80,14 @@ class RunFiles:
         made_by: str = "",
     ) -> Iterator[Shard]:
         """A checked table, one shard after another; arguments and errors as for `read`."""
-        from hacpo.artifacts import parquet
+        from hacpo.artifacts.parquet import whole_shards
 
-        return parquet.whole_shards(
-            self.path(table, step, whose),
-            table,
-            run=self.name,
-            partition=table.partition(step, whose),
-            columns=columns,
-            made_by=made_by,
-            finite=self.finite,
-        )
+        of = self._of(table, step, whose)
+        return whole_shards(self.path(table, step, whose), table, columns=columns, made_by=made_by, **of)
+
+    def _of(self, table: Table, step: int | None, whose: str) -> _Expected:
+        """What every file of it must be."""
+        return {"run": self.name, "partition": table.partition(step, whose), "finite": self.finite}
 
     def parts(self, table: Table) -> Iterator[tuple[int | None, str]]:
         """Step and whose of every part of a table that is there, under the name that it has."""

@@ -19,14 +19,11 @@ import pyarrow.parquet as pq
 
 from hacpo.artifacts.storage import MACHINES, refusal
 from hacpo.artifacts.tables import Table
-from hacpo.artifacts.text_files import check_regular, parse_json
+from hacpo.artifacts.text_files import LARGEST, check_regular, parse_json
 from hacpo.errors import ArtifactError, first_line
 
 ABSENT = "not there"
 """Stands for a value that is on one side only."""
-
-_LARGEST = 1e300
-"""Of a number: a million of them add up to one that is finite still."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +233,7 @@ def _is_finite(values: pa.ChunkedArray | pa.Array) -> bool:
     if not pa.types.is_floating(values.type):
         return True
     wide = pa.types.is_float64(values.type)
-    fine = pc.less_equal(pc.abs(values), _LARGEST) if wide else pc.is_finite(values)
+    fine = pc.less_equal(pc.abs(values), LARGEST) if wide else pc.is_finite(values)
     return bool(pc.all(fine, min_count=0).as_py())
 
 

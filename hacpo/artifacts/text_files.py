@@ -27,6 +27,9 @@ MOST_REPEATED = 100_000
 MOST_BITS = 1023
 """Of a whole number in YAML: what is as large as any float, and far from what Python refuses to spell in digits."""
 
+LARGEST = 1e300
+"""Of a number that is computed with: a million of them add up to one that is finite still."""
+
 _DEEP = re.compile(rf"^[ \t?:-]{{{DEEPEST}}}", re.MULTILINE)
 """A line that may begin more lists and mappings than any file here."""
 

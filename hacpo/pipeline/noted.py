@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.text_files import load_json
+from hacpo.artifacts.text_files import LARGEST, load_json
 from hacpo.pipeline.catalogue import StageSpec
 
 POLICY = "policy"
@@ -22,9 +22,6 @@ POLICY_CONFIG = "policy_config"
 
 TEXTS = (POLICY, POLICY_CONFIG)
 """Keys of what is no number."""
-
-_LARGEST = 1e300
-"""Of a number: a million of them add up to one that is finite still."""
 
 
 class NotedError(ValueError):
@@ -79,7 +76,7 @@ def stage_metrics(
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of a JSON file is a number that can be computed with: JSON as Python reads it also holds NaN,
     infinities, and whole numbers of thousands of digits."""
-    return type(value) in (int, float) and abs(value) <= _LARGEST  # type: ignore[arg-type]
+    return type(value) in (int, float) and abs(value) <= LARGEST  # type: ignore[arg-type]
 
 
 def numbers(layout: Layout, stage: StageSpec, step: int, agent: str = "") -> dict[str, float]:

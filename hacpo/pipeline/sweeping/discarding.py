@@ -39,7 +39,9 @@ def discard(pipeline: Pipeline) -> None:
     check_links(pipeline.layout, pipeline.folder)
     books = Books(pipeline.root)
     with books.claimed(pipeline.layout.root), driver_lock(pipeline.layout, command="hacpo sweep"), books.open():
-        for path in [*_objects(pipeline, books), *_run_cache(pipeline, books)]:
+        for path in _objects(pipeline, books):
+            path.unlink(missing_ok=True)  # not the folder: runs beside this one remember that it is there, as DVC does
+        for path in _run_cache(pipeline, books):
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 path.parent.rmdir()  # DVC has a folder for every note

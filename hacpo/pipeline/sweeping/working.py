@@ -28,7 +28,7 @@ _ERROR = "hacpo: error: "
 
 @dataclass
 class _Work:
-    """A cell at work: its process, the command that this runs, and since when (`time.monotonic`)."""
+    """A cell at work: its process, the command that this runs, and since when the cell is (`time.monotonic`)."""
 
     cell: PlannedCell
     command: str
@@ -93,7 +93,7 @@ class SweepWork:
                 options = ["--jobs", "1", *(["--yes"] if self._remake else [])]
                 self._start(cell, "run", options)
 
-    def _start(self, cell: PlannedCell, command: str, options: Sequence[str] = ()) -> None:
+    def _start(self, cell: PlannedCell, command: str, options: Sequence[str] = (), since: float | None = None) -> None:
         cell.log.parent.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-P", "-m", f"hacpo.commands.{command}", str(cell.pipeline.folder), *options]
         with cell.log.open("ab") as log:
@@ -106,7 +106,7 @@ class SweepWork:
                 stderr=subprocess.STDOUT,
                 preexec_fn=functools.partial(die_with_parent, os.getpid()),  # noqa: PLW1509  # this process has one thread
             )
-        self._at_work.append(_Work(cell, command, process, time.monotonic()))
+        self._at_work.append(_Work(cell, command, process, since or time.monotonic()))
 
     def _hear(self) -> None:
         for work in [*self._at_work]:
@@ -117,7 +117,7 @@ class SweepWork:
             if code != 0:
                 self._fail(work.cell, _why(work, code))
             elif work.command == "run" and self._audit:
-                self._start(work.cell, "audit")
+                self._start(work.cell, "audit", since=work.since)
             else:
                 try:
                     self._collect(work.cell)
