@@ -188,8 +188,11 @@ def ratios(chosen: dict[str, list[Case]]) -> dict[str, float]:
     for name, cases in chosen.items():
         took = ours(cases)
         found[name] = peer(cases)[0] / took.seconds
-    if every := half_right(_mixed(), len(_mixed())):  # enough that the longest comparison does not matter
-        one, both = ours(every), ours(every, 2)
+    if every := half_right(_mixed(), len(_mixed())):
+        # One comparison takes its whole time limit, as long as all others together; it cannot be divided.
+        verdicts = ours(every).verdicts
+        within = [case for case, verdict in zip(every, verdicts, strict=True) if verdict.verdict != "timeout"]
+        one, both = ours(within), ours(within, 2)
         found["workers"] = one.seconds / max(both.busiest, both.seconds / 2)
     return found
 

@@ -31,29 +31,40 @@ def study(root: Path, families: Sequence[str], jobs: int) -> None:
     """Sweep and collect what is not done, and write the pages after each family.
 
     Raises:
-        SystemExit: a sweep cannot be run; it has said why.
+        SystemExit: a sweep cannot be run, and it has said why; or there are no learning rates yet.
     """
     for family in families:
         if family == "tuning":
-            _sweep(root, family, jobs, [f"*{rates.GRID}{rate}/*" for rate in rates.INNER])
-            tuned = rates.tuned(read_study(root).groups[family])
-            if more := rates.beyond(tuned):
-                _sweep(root, family, jobs, more)
-                tuned = rates.tuned(read_study(root).groups[family])
-            rates.write(rates.chosen(tuned), (root / quick.STUDY).glob("*/sweep.yaml"))
+            _tune(root, jobs)
+        elif "tuning" not in read_study(root).groups:
+            raise SystemExit(f"{family}: learning rates are chosen by the family tuning, which is not collected yet")
         else:
             _sweep(root, family, jobs)
         write_pages(root)
 
 
-def _sweep(root: Path, family: str, jobs: int, only: Sequence[str] = ()) -> None:
-    """Run a family's cells, those that fail once more, and collect all that are done."""
+def _tune(root: Path, jobs: int) -> None:
+    """Choose every recipe's learning rate, and write it into the sweeps; none if a cell lacks, even for one recipe."""
+    whole = _sweep(root, "tuning", jobs, [f"*{rates.GRID}{rate}/*" for rate in rates.INNER])
+    tuned = rates.tuned(read_study(root).groups["tuning"])
+    if whole and (more := rates.beyond(tuned)):
+        whole = _sweep(root, "tuning", jobs, more)
+        tuned = rates.tuned(read_study(root).groups["tuning"])
+    if not whole:
+        raise SystemExit("tuning: runs have failed twice, so learning rates are not chosen; see the logs above")
+    rates.write(rates.chosen(tuned), (root / quick.STUDY).glob("*/sweep.yaml"))
+
+
+def _sweep(root: Path, family: str, jobs: int, only: Sequence[str] = ()) -> bool:
+    """Run a family's cells, those that fail once more, and collect all that are done; returns whether all are."""
     words = [word for pattern in only for word in ("--only", pattern)]
-    if _hacpo(root, family, "--jobs", str(jobs), *words):
+    failed = _hacpo(root, family, "--jobs", str(jobs), *words)
+    if failed:
         print(f"{family}: what has failed is run once more", flush=True)
-        _hacpo(root, family, "--jobs", str(jobs), *words)
+        failed = _hacpo(root, family, "--jobs", str(jobs), *words)
     (root / RESULTS).mkdir(parents=True, exist_ok=True)
     _hacpo(root, family, "--collect", str(RESULTS / f"{family}.parquet"))
+    return not failed
 
 
 def _hacpo(root: Path, family: str, *options: str) -> bool:

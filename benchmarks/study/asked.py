@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hacpo.evaluation.bootstrap import holm
-from hacpo.tools.compare.comparing import Compared, Comparison, Difference, compare
+from hacpo.tools.compare.comparing import Compared, Comparison, Difference, compare, corrected
 from hacpo.tools.compare.grouping import Group, groups_of
 from hacpo.tools.compare.reading import read
 
@@ -134,7 +134,26 @@ def _compared(groups: Sequence[Group], table: Table) -> Compared | None:
     chosen = [named[base, name] for base in bases for name in (table.against, *table.groups) if (base, name) in named]
     if len(chosen) == len(bases):
         return None
-    return compare(chosen, against=table.against, axis=table.axis, benchmarks=[BENCHMARK], seed=0, most=0)
+    whole = compare(chosen, against=table.against, axis=table.axis, benchmarks=[BENCHMARK], seed=0, most=0)
+    rest = iter(corrected([each for each in whole.comparisons if hypothesis_of(table, each) is None]))
+    return replace(
+        whole,
+        comparisons=[_uncorrected(each) if hypothesis_of(table, each) else next(rest) for each in whole.comparisons],
+    )
+
+
+def _uncorrected(comparison: Comparison) -> Comparison:
+    return replace(comparison, differences=[replace(each, corrected=None) for each in comparison.differences])
+
+
+def hypothesis_of(table: Table, comparison: Comparison) -> Hypothesis | None:
+    """The hypothesis that a row of a table is about, whichever way round: its verdict is that one's, and the table has
+    none."""
+    for one in HYPOTHESES:
+        same = {one.group, one.against} == {comparison.group, comparison.against}
+        if same and (one.family, one.axis) == (table.family, table.axis):
+            return one
+    return None
 
 
 def verdicts(study: Study) -> list[tuple[Hypothesis, Comparison | None]]:
@@ -146,11 +165,30 @@ def verdicts(study: Study) -> list[tuple[Hypothesis, Comparison | None]]:
         found.append(whole.comparisons[0] if whole else None)
     for measure in ("area", "at_budget", "last"):
         p_values = [None if one is None else difference(one, measure).change.p for one in found]
-        corrected = holm([1.0 if p is None else p for p in p_values])
-        for at, (one, p) in enumerate(zip([*found], corrected, strict=True)):
+        of_all = holm([1.0 if p is None else p for p in p_values])
+        for at, (one, p) in enumerate(zip([*found], of_all, strict=True)):
             if one is not None and p_values[at] is not None:
                 found[at] = _with(one, replace(difference(one, measure), corrected=p))
     return list(zip(HYPOTHESES, found, strict=True))
+
+
+def by_start(study: Study, hypothesis: Hypothesis, measure: str) -> dict[int, float]:
+    """A hypothesis's difference on each seed of the warm starts alone, up to the budget of these runs."""
+    groups = [
+        each for each in study.groups.get(hypothesis.family, ()) if each.name in (hypothesis.group, hypothesis.against)
+    ]
+    starts = sorted({start for group in groups for _, start in group.runs})
+    found = {}
+    for start in starts:
+        of = [
+            replace(group, runs={unit: run for unit, run in group.runs.items() if unit[1] == start}) for group in groups
+        ]
+        if len(of) == 2 and set.intersection(*({*group.runs} for group in of)):
+            whole = compare(
+                of, against=hypothesis.against, axis=hypothesis.axis, benchmarks=[BENCHMARK], seed=0, most=0
+            )
+            found[start] = difference(whole.comparisons[0], measure).change.mean
+    return found
 
 
 def difference(comparison: Comparison, measure: str, agent: str = "") -> Difference:
@@ -173,6 +211,10 @@ def everything(study: Study) -> Compared | None:
         if whole is None:
             continue
         groups += [replace(group, base=f"{table.title} ({group.base})") for group in whole.groups]
-        comparisons += [replace(each, base=f"{table.title} ({each.base})") for each in whole.comparisons]
+        comparisons += [
+            replace(each, base=f"{table.title} ({each.base})")
+            for each in whole.comparisons
+            if hypothesis_of(table, each) is None  # it stands above
+        ]
         curves |= {(f"{table.title} ({base})", *rest): points for (base, *rest), points in whole.curves.items()}
     return Compared(groups, comparisons, curves) if comparisons else None

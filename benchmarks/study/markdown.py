@@ -15,11 +15,15 @@ from benchmarks.study.asked import (
     Hypothesis,
     Study,
     Table,
+    by_start,
     difference,
+    hypothesis_of,
     verdicts,
 )
+from benchmarks.study.quick import STUDY
 from benchmarks.study.rates import chosen, tuned
 from hacpo.phrases import amount
+from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
 from hacpo.tools.compare.compare_view import TITLES, WORDS, interval
 from hacpo.tools.compare.comparing import Compared, Comparison, Difference, Point
 from hacpo.tools.compare.curves import AXES
@@ -47,7 +51,7 @@ def page(text: str, generated: str) -> str:
 
 def generated(root: Path, study: Study) -> str:
     """All tables, in Markdown."""
-    parts = [_headline(study)]
+    parts = [_headline(study), *_absent(root, study)]
     parts += [part for table in TABLES for part in _section(study, table)]
     parts += [part for table in PAPERS for part in _papers(study, table)]
     parts += [*_costs(study), *_rates(study), *_theory(root), *_cosines(root)]
@@ -68,15 +72,16 @@ def _headline(study: Study) -> str:
     parts = ["## In one minute\n"]
     for measure, rank in (("area", "primary"), ("at_budget", "secondary")):
         header = ["", "hypothesis", "equal", "pairs of runs", "compared", "against", "difference", "95 % interval"]
-        rows = [_verdict(hypothesis, comparison, measure) for hypothesis, comparison in found]
-        parts += [f"{TITLES[measure].capitalize()} ({rank}):\n", table([*header, "p, corrected", "verdict"], rows)]
+        rows = [_verdict(study, hypothesis, comparison, measure) for hypothesis, comparison in found]
+        columns = [*header, "by start", "p, corrected", "verdict"]
+        parts += [f"{TITLES[measure].capitalize()} ({rank}):\n", table(columns, rows)]
     return "\n".join(parts)
 
 
-def _verdict(hypothesis: Hypothesis, comparison: Comparison | None, measure: str) -> list[str]:
+def _verdict(study: Study, hypothesis: Hypothesis, comparison: Comparison | None, measure: str) -> list[str]:
     claim = f"{hypothesis.claim}: `{hypothesis.group}` against `{hypothesis.against}`, family `{hypothesis.family}`"
     if comparison is None:
-        return [hypothesis.name, claim, WORDS[hypothesis.axis], *[""] * 6, "not run yet"]
+        return [hypothesis.name, claim, WORDS[hypothesis.axis], *[""] * 7, "not run yet"]
     found = difference(comparison, measure)
     return [
         f"**{hypothesis.name}**",
@@ -87,6 +92,7 @@ def _verdict(hypothesis: Hypothesis, comparison: Comparison | None, measure: str
         f"{found.reference:.3f}",
         f"{found.change.mean:+.3f}",
         interval(found.change),
+        ", ".join(f"{change:+.3f}" for change in by_start(study, hypothesis, measure).values()),
         _p(found.corrected),
         f"**{found.verdict}**",
     ]
@@ -94,6 +100,20 @@ def _verdict(hypothesis: Hypothesis, comparison: Comparison | None, measure: str
 
 def _p(value: float | None) -> str:
     return "" if value is None else "below .001" if value < 0.001 else f"{value:.3f}"
+
+
+def _absent(root: Path, study: Study) -> Iterator[str]:
+    """The runs of collected families that are not among the results."""
+    for family, groups in study.groups.items():
+        folder = root / STUDY / family
+        if family == "tuning" or not (folder / SWEEP).is_file():  # of tuning, not all rates are run
+            continue
+        there = {(group.base, group.name, *unit) for group in groups for unit in group.runs}
+        cells = [cell for cell in SweepFile.read(folder).cells() if cell.start_seed is not None]
+        absent = [cell for cell in cells if (cell.base, cell.variant, cell.seed, cell.start_seed) not in there]
+        if absent:
+            names = ", ".join(cell.name for cell in absent)
+            yield f"Family `{family}`: {len(absent)} of {len(cells)} runs are not among the results: {names}.\n"
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -111,7 +131,7 @@ def _section(study: Study, asked: Table) -> Iterator[str]:
         for measure in ("area", "at_budget")
         for cell in (TITLES[measure], f"minus `{asked.against}`", "95 % interval", "verdict")
     ]
-    yield table(header, _rows(whole))
+    yield table(header, _rows(whole, asked))
     steps = [point.step for point in next(iter(whole.curves.values()))]
     yield "Accuracy after so many steps:\n"
     yield table(
@@ -120,7 +140,7 @@ def _section(study: Study, asked: Table) -> Iterator[str]:
     )
 
 
-def _rows(whole: Compared) -> Iterator[list[str]]:
+def _rows(whole: Compared, asked: Table) -> Iterator[list[str]]:
     said = set[tuple[str, float]]()
     for comparison in whole.comparisons:
         of = [difference(comparison, measure) for measure in ("area", "at_budget")]
@@ -129,11 +149,13 @@ def _rows(whole: Compared) -> Iterator[list[str]]:
             own = [cell for each in of for cell in (f"{each.reference:.3f}", "", "", "")]
             yield [comparison.base, f"`{comparison.against}`", "", amount(comparison.budget), *own]
         place = [comparison.base, f"`{comparison.group}`", str(len(comparison.pairs)), amount(comparison.budget)]
-        yield [*place, *(cell for each in of for cell in (f"{each.result:.3f}", *_change(each)))]
+        primary = hypothesis_of(asked, comparison)
+        yield [*place, *(cell for each in of for cell in (f"{each.result:.3f}", *_change(each, primary)))]
 
 
-def _change(found: Difference) -> list[str]:
-    return [f"{found.change.mean:+.3f}", interval(found.change), found.verdict]
+def _change(found: Difference, primary: Hypothesis | None = None) -> list[str]:
+    verdict = f"see {primary.name}" if primary else found.verdict
+    return [f"{found.change.mean:+.3f}", interval(found.change), verdict]
 
 
 def _by_step(points: Sequence[Point], steps: Sequence[int]) -> list[str]:

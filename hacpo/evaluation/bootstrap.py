@@ -1,9 +1,11 @@
 """How sure a mean over runs and problems is: a hierarchical bootstrap, and a correction for many comparisons.
 
 Every run answers the same problems, so runs and problems are crossed, and each of both is drawn anew with replacement,
-problems once for all runs (the pigeonhole bootstrap: Owen (2007), "The pigeonhole bootstrap", arXiv 0712.1111; in
-variance it errs on the safe side). Below them the responses to each problem are drawn anew, which adds a sum of
-binomials with mean 0: it is drawn as the normal of its variance.
+problems once for all runs (the pigeonhole bootstrap: Owen (2007), "The pigeonhole bootstrap", arXiv 0712.1111). Below
+them the responses to each problem are drawn anew, which adds a sum of binomials with mean 0: it is drawn as the normal
+of its variance. Such draws spread too far: what runs and problems do not explain, most of what there is where responses
+are few, is counted about three times, and the responses' share once more. So their distances from the mean are scaled
+to the variance that is right on average (`mean_variance`).
 
 With few runs percentile intervals are too short. They are expanded (Hesterberg (2015), "What Teachers Should Know About
 the Bootstrap", section 5.3, arXiv 1411.5279): for k runs the tail of a percentile interval is taken at
@@ -76,9 +78,32 @@ def hierarchical(
     if runs < 2:
         return Uncertain(mean, None, None, None, runs, problems)
     drawn = np.sort(_drawn(values, variances, seed, draws))
+    if (spread := float(drawn.std())) > _ROUNDING:
+        # A bootstrap of k runs has (k - 1) / k of the variance, which the expansion of its interval makes good.
+        drawn = mean + (drawn - mean) * math.sqrt((runs - 1) / runs * mean_variance(values, variances)) / spread
     tail = expanded((1 + confidence) / 2, runs)
     low, high = _quantile(drawn, mean, -tail), _quantile(drawn, mean, tail)
     return Uncertain(mean, low, high, _p_value(drawn, mean, runs), runs, problems)
+
+
+def mean_variance(values: Array, variances: Array) -> float:
+    """Variance of the mean of a table of runs by problems, both of which could have been others.
+
+    With components of runs, of problems and of what neither explains, s_r^2 / R + s_p^2 / P + s_c^2 / RP: that of the
+    runs' means, plus that of the problems' means, minus that of what is left, each over its number (two-way analysis
+    of variance), is right on average. It is taken for no less than either of the first two, or than the variance that
+    the drawing of responses gives.
+
+    Args:
+        values, variances: as for `hierarchical`; at least two runs.
+    """
+    runs, problems = values.shape
+    mean, of_runs, of_problems = values.mean(), values.mean(axis=1, keepdims=True), values.mean(axis=0, keepdims=True)
+    by_runs = float(((of_runs - mean) ** 2).sum()) / (runs * (runs - 1))
+    by_problems = float(((of_problems - mean) ** 2).sum()) / (problems * max(1, problems - 1))
+    left = float(((values - of_runs - of_problems + mean) ** 2).sum())
+    rest = left / ((runs - 1) * max(1, problems - 1)) / values.size
+    return float(max(by_runs + by_problems - rest, by_runs, by_problems, variances.sum() / values.size**2))
 
 
 def _drawn(values: Array, variances: Array, seed: int, draws: int) -> Array:

@@ -6,7 +6,7 @@ their places decide, so they can be taken problem by problem.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 
@@ -31,10 +31,23 @@ def at_budget(places: Sequence[float], budget: float) -> list[float]:
     return weights
 
 
-def area(places: Sequence[float], budget: float) -> list[float]:
+def area(places: Sequence[float], budget: float, shared: Collection[float] = ()) -> list[float]:
     """Weights of the area under the curve from the first evaluation to a budget, divided by its width: the mean
-    accuracy on the way; the first evaluation's value where it has no width. Arguments and errors as for `at_budget`."""
+    accuracy on the way; the first evaluation's value where it has no width. Errors as for `at_budget`.
+
+    Args:
+        places, budget: as for `at_budget`.
+        shared: places that another curve has too. Where there are any after the first, evaluations elsewhere before the
+            budget have no weight: of two equal curves that bend, the one with fewer evaluations would have less area.
+    """
     _check(places, budget)
+    common = [place for place in places if place in shared]
+    if places[0] in shared and any(places[0] < place <= budget for place in common):
+        kept = [index for index, place in enumerate(places) if place in shared or place >= budget]
+        weights = [0.0] * len(places)
+        for index, weight in zip(kept, area([places[index] for index in kept], budget), strict=True):
+            weights[index] = weight
+        return weights
     width = budget - places[0]
     if width == 0:
         return at_budget(places, budget)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hacpo.evaluation.bootstrap import expanded, hierarchical, holm, student_cdf, student_quantile
+from hacpo.evaluation.bootstrap import expanded, hierarchical, holm, mean_variance, student_cdf, student_quantile
 from hacpo.evaluation.budgets import area, at_budget
 
 
@@ -42,8 +42,8 @@ def test_of_two_runs_and_nothing_else_it_is_students_interval() -> None:
     assert of.mean == 0.5
     assert of.high - 0.5 == pytest.approx(12.706 * 0.5, rel=0.02)
     assert 0.5 - of.low == pytest.approx(12.706 * 0.5, rel=0.02)
-    # A quarter of the draws are 0: Phi^-1(.25) / sqrt(2) = -.4769, and 2 (1/2 - atan(.4769) / pi) = .717.
-    assert of.p == pytest.approx(0.717, abs=0.01)
+    # t = .5 / .5 = 1, with one degree of freedom: 2 (1/2 - atan(1) / pi).
+    assert of.p == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_single_run_has_no_interval_and_what_never_differs_has_one_of_no_width() -> None:
@@ -57,11 +57,23 @@ def test_a_single_run_has_no_interval_and_what_never_differs_has_one_of_no_width
 
 def test_responses_are_drawn_anew_too() -> None:
     # Every value .5 of one response: of 4 runs x 25 problems the mean varies by .25 / 100, by .05 in its standard
-    # error, and by nothing else; with 4 runs t = 3.182 and sqrt(4 / 3) x 3.182 = 3.675.
+    # error, and by nothing else; with 4 runs t = 3.182.
     of = hierarchical(np.full((4, 25), 0.5), np.full((4, 25), 0.25), seed=3, draws=40_000)
     assert of.high is not None
     # Draws of runs and of problems with nothing between them add nothing: what varies is the responses' part alone.
-    assert of.high - 0.5 == pytest.approx(3.675 * 0.05, rel=0.06)
+    assert of.high - 0.5 == pytest.approx(3.182 * 0.05, rel=0.06)
+
+
+def test_the_variance_of_a_mean_over_runs_and_problems() -> None:
+    # Two runs of three problems: means of runs 2 and 4, of problems 2, 3 and 4, of all 3.
+    # Runs: (1 + 1) / (2 x 1) = 1. Problems: (1 + 0 + 1) / (3 x 2) = 1/3. What is left, v - run - problem + 3:
+    # 1 0 -1 and -1 0 1, so 4 / (1 x 2) = 2, over 6 values 1/3.
+    values = np.array([[2.0, 2.0, 2.0], [2.0, 4.0, 6.0]])
+    nothing = np.zeros_like(values)
+    assert mean_variance(values, nothing) == pytest.approx(1 + 1 / 3 - 1 / 3)
+    # Without what runs have of their own: 0 + 1/3 - 1/3 is less than the problems' part, which it is not taken for.
+    assert mean_variance(values - [[2.0], [4.0]], nothing) == pytest.approx(1 / 3)
+    assert mean_variance(nothing, np.full((2, 3), 0.6)) == pytest.approx(6 * 0.6 / 36)  # responses alone
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:
@@ -70,14 +82,25 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     assert first == again != other
 
 
-@pytest.mark.parametrize("runs", [2, 5, 10])
-def test_intervals_cover_a_known_difference(runs: int) -> None:
-    """Differences of pairs of runs: a true mean, what a run and a problem add, and the drawing of four responses."""
-    random, truth, problems, samples = np.random.default_rng(runs), 0.05, 40, 4
+@pytest.mark.parametrize(
+    ("runs", "problems", "samples", "of_runs", "of_problems", "most"),
+    [
+        (2, 40, 4, 0.04, 0.05, 300),  # with few runs they are too wide
+        (5, 40, 4, 0.04, 0.05, 300),
+        (10, 40, 4, 0.04, 0.05, 296),
+        (20, 200, 2, 0.03, 0.05, 294),
+        (20, 200, 2, 0.0, 0.0, 298),  # nothing but responses
+    ],
+)
+def test_intervals_cover_a_known_difference(
+    runs: int, problems: int, samples: int, of_runs: float, of_problems: float, most: int
+) -> None:
+    """Differences of pairs of runs: a true mean, what a run and a problem add, and the drawing of responses."""
+    random, truth = np.random.default_rng(runs), 0.05
     covered, trials = 0, 300
     for trial in range(trials):
         easy = random.uniform(0.2, 0.8, problems)
-        change = truth + random.normal(0, 0.04, (runs, 1)) + random.normal(0, 0.05, problems)
+        change = truth + random.normal(0, of_runs, (runs, 1)) + random.normal(0, of_problems, problems)
         shares = [
             random.binomial(samples, np.clip(easy + by, 0, 1), (runs, problems)) / samples for by in (change, 0.0)
         ]
@@ -86,8 +109,8 @@ def test_intervals_cover_a_known_difference(runs: int) -> None:
         assert of.low is not None
         assert of.high is not None
         covered += of.low <= truth <= of.high
-    # 95 % of 300 are 285, with a standard deviation of 3.8; crossed resampling errs on the safe side.
-    assert covered >= 275
+    # 95 % of 300 are 285, with a standard deviation of 3.8.
+    assert 275 <= covered <= most
 
 
 def test_a_clear_difference_is_found_and_none_is_not() -> None:
@@ -110,6 +133,10 @@ def test_numbers_at_a_budget() -> None:
     assert area(places, 20) == pytest.approx([1 / 4, 1 / 2, 1 / 4])
     assert area([0, 0, 10], 10) == pytest.approx([0, 1 / 2, 1 / 2])  # nothing was spent between two evaluations
     assert area([0], 0) == [1.0]
+    # Beside a curve that is known at 0, 20 and 40 alone, and beside one that has no place after the start in common.
+    assert area([0, 10, 20, 30, 40], 40, {0, 20, 40}) == pytest.approx([1 / 4, 0, 1 / 2, 0, 1 / 4])
+    assert area([0, 10, 20, 30], 25, {0, 20}) == pytest.approx([2 / 5, 0, 2 / 5 + 3 / 20, 1 / 20])
+    assert area([0, 10, 20], 20, {0, 15}) == area(places, 20)
     with pytest.raises(ValueError, match="outside the curve"):
         area(places, 21)
     with pytest.raises(ValueError, match="ascending"):

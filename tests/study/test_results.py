@@ -14,8 +14,9 @@ import pytest
 
 from benchmarks.study import markdown, quick, rates
 from benchmarks.study.__main__ import FIGURES, PAGE, TITLE, study, write_pages
-from benchmarks.study.asked import FAMILIES, HYPOTHESES, RESULTS, difference, everything, read_study, verdicts
+from benchmarks.study.asked import FAMILIES, HYPOTHESES, RESULTS, TABLES, difference, everything, read_study, verdicts
 from conftest import ROOT
+from hacpo.evaluation.bootstrap import holm
 from hacpo.pipeline.sweeping.planned_cells import planned
 from hacpo.pipeline.sweeping.sweep_file import SweepFile
 from hacpo.pipeline.views.result_files import write_results
@@ -148,8 +149,50 @@ def test_verdicts_by_hand(tmp_path: Path) -> None:
     assert order[-1] == ("H1", "worse")
     assert re.search(r"\*\*H2\*\* .*\| 20 rollouts \| 20 \| 0\.500 \| 0\.375 \| \+0\.125 \|", page)
     assert re.search(r"\| `gspo_x2` \| 2 \| 40 \| 280 \| 10 \| 4 \| 3 \|", page)  # what a run costs
-    assert re.search(r"## Table 1: `model`.*\n\n.*`ada`.*\n.*\n(.*\n)*\| `hacpo` ", page) is None  # there is no gspo
+    assert "## Table 1" not in page  # there is no gspo
+    assert re.search(r"\*\*H2\*\* .*\| \+0\.125, \+0\.125 \|", page)  # on either start
+    # What a hypothesis says has one verdict: .125, .125 again in the table, the other way round.
+    assert re.search(r"^\| model \| `gspo_x2` \| 20 \| 20 \| 0\.375 \| -0\.125 \| .* \| see H2 \|", page, re.MULTILINE)
+    assert re.search(r"^\| gap \| `own` .* \| see H5 \|", page, re.MULTILINE)
     assert "H2: HACPO beats" in (tmp_path / FIGURES).read_text("utf-8")
+
+
+def test_hypotheses_are_the_protocols() -> None:
+    lines = (ROOT / "docs/protocol.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip(" `*") for cell in line.split("|")[1:-1]] for line in lines if re.match(r"\| H\d ", line)]
+    assert sorted((name, group, against, family, axis) for name, _, group, against, family, axis in rows) == sorted(
+        (one.name, one.group, one.against, {"main": "model", "gap": "gap"}[one.family], one.axis) for one in HYPOTHESES
+    )
+
+
+def test_corrections_leave_out_what_has_its_verdict_elsewhere(tmp_path: Path) -> None:
+    others = (rows("gap", "gspo", [1, 2, 4]), rows("gap", "gspo_x2", [1, 2, 4], each=20))
+    collected(tmp_path, "gap", *(part[: 6 * 5] for part in (*GAP, *others)))
+    whole = read_study(tmp_path).compared(next(table for table in TABLES if table.family == "gap"))
+    assert whole is not None
+    of = {comparison.group: difference(comparison, "area") for comparison in whole.comparisons}
+    assert of["own"].corrected is None
+    p_values = {name: of[name].change.p for name in ("gspo", "gspo_x2")}
+    assert {name: of[name].corrected for name in p_values} == dict(
+        zip(p_values, holm([*p_values.values()]), strict=True)  # type: ignore[list-item]
+    )
+
+
+def test_runs_that_lack_are_named(tmp_path: Path) -> None:
+    quick.project(tmp_path, ROOT)
+    collected(tmp_path, "gap", *GAP)
+    (tmp_path / quick.STUDY / "gap/sweep.yaml").write_text(
+        (ROOT / quick.STUDY / "gap/sweep.yaml").read_text("utf-8").replace("gspo_x2:", "grpo:")
+    )
+    write_pages(tmp_path)
+    said = re.search(r"^Family `gap`: (.*)$", (tmp_path / PAGE).read_text("utf-8"), re.MULTILINE)
+    assert said is not None
+    assert said[1].startswith("40 of 80 runs are not among the results: gap/gspo/start-1-seed-1, gap/grpo/start-1-seed")
+
+
+def test_no_family_is_run_before_its_learning_rates_are_chosen(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="learning rates are chosen by the family tuning"):
+        study(tmp_path, ["main"], jobs=1)
 
 
 def test_hypotheses_that_are_not_run_yet_count_in_the_correction(tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ import numpy as np
 
 from hacpo.errors import SettingsError
 from hacpo.evaluation.bootstrap import Array, Uncertain, hierarchical, holm
-from hacpo.tools.compare.curves import AXES, MEASURES, Answers, answers, common_problems, measured, most_spent
+from hacpo.tools.compare.curves import (
+    AXES,
+    MEASURES,
+    Answers,
+    answers,
+    common_problems,
+    measured,
+    most_spent,
+    shared_places,
+)
 from hacpo.tools.compare.grouping import Group, Unit
 
 LEVEL = 0.05
@@ -140,7 +149,7 @@ def compare(
             where=groups[0].name,
             remedy="name other runs too; runs that differ in nothing but seeds are one group",
         )
-    return Compared(list(groups), _corrected(comparisons), curves)
+    return Compared(list(groups), corrected(comparisons), curves)
 
 
 def _benchmarks(groups: Sequence[Group], wanted: Sequence[str]) -> list[str]:
@@ -222,9 +231,11 @@ def _difference(
 ) -> Difference:
     tables: list[tuple[Array, Array]] = []
     for read in (reference, result):
-        of_runs = [
-            measured([read[unit][agent]] if agent else [*read[unit].values()], measure, axis, budget) for unit in pairs
-        ]
+        of_runs = []
+        for unit in pairs:
+            shared = shared_places([each for run in (reference, result) for each in run[unit].values()], axis)
+            of = [read[unit][agent]] if agent else [*read[unit].values()]
+            of_runs.append(measured(of, measure, axis, budget, shared))
         tables.append((np.array([value for value, _ in of_runs]), np.array([variance for _, variance in of_runs])))
     (old, old_variance), (new, new_variance) = tables
     change = hierarchical(new - old, new_variance + old_variance, seed=seed)
@@ -260,9 +271,9 @@ def _curve(read: _Read, seed: int) -> list[Point]:
     return points
 
 
-def _corrected(comparisons: list[Comparison]) -> list[Comparison]:
-    """p-values corrected for the number of verdicts of the same measure."""
-    corrected: dict[tuple[int, int], float] = {}
+def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The same with p-values corrected for the number of verdicts of the same measure."""
+    found: dict[tuple[int, int], float] = {}
     for measure in MEASURES:
         places = [
             (at, number, difference.change.p)
@@ -271,12 +282,12 @@ def _corrected(comparisons: list[Comparison]) -> list[Comparison]:
             if difference.measure == measure and not difference.agent and difference.change.p is not None
         ]
         for (at, number, _), value in zip(places, holm([p for *_, p in places if p is not None]), strict=True):
-            corrected[at, number] = value
+            found[at, number] = value
     return [
         replace(
             comparison,
             differences=[
-                replace(difference, corrected=corrected.get((at, number)))
+                replace(difference, corrected=found.get((at, number)))
                 for number, difference in enumerate(comparison.differences)
             ],
         )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -90,7 +89,14 @@ def most_spent(every: Sequence[Answers], axis: str) -> float:
     return min(each.places[axis][-1] for each in every)
 
 
-def measured(every: Sequence[Answers], measure: str, axis: str, budget: float) -> tuple[Array, Array]:
+def shared_places(every: Sequence[Answers], axis: str) -> frozenset[float]:
+    """What had been spent at some evaluation of each of them."""
+    return frozenset.intersection(*(frozenset(each.places[axis]) for each in every))
+
+
+def measured(
+    every: Sequence[Answers], measure: str, axis: str, budget: float, shared: frozenset[float] = frozenset()
+) -> tuple[Array, Array]:
     """A run's number by problem, the mean of its agents, and the variance that the drawing of responses gives it.
 
     A share p of n responses that are drawn anew from them varies by p (1 - p) / n, and the number is a sum of shares
@@ -98,18 +104,18 @@ def measured(every: Sequence[Answers], measure: str, axis: str, budget: float) -
 
     Args:
         every: the results of each agent of the run.
+        shared: what had been spent at evaluations of the run that it is compared with, too; for `area`.
     """
     values, variances = [], []
     for each in every:
-        weights = np.array(_weights(tuple(each.places[axis]), measure, budget))[:, None]
+        weights = np.array(_weights(tuple(each.places[axis]), measure, budget, shared))[:, None]
         values.append((weights * each.correct).sum(axis=0))
         variances.append((weights**2 * each.correct * (1 - each.correct) / each.samples).sum(axis=0))
     return np.mean(values, axis=0), np.sum(variances, axis=0) / len(every) ** 2
 
 
 @lru_cache(maxsize=4096)
-def _weights(places: tuple[float, ...], measure: str, budget: float) -> list[float]:
+def _weights(places: tuple[float, ...], measure: str, budget: float, shared: frozenset[float]) -> list[float]:
     if measure == "last":
         return [0.0] * (len(places) - 1) + [1.0]
-    taken: Callable[[Any, float], list[float]] = area if measure == "area" else at_budget
-    return taken(places, budget)
+    return area(places, budget, shared) if measure == "area" else at_budget(places, budget)
