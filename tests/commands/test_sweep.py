@@ -108,6 +108,12 @@ def test_every_cell_is_a_run_like_any_other(study: Path, cli: Cli) -> None:
     assert "heldout: hacpo against gspo" in named.out
     assert "one pair of runs: nothing shown" in named.out
 
+    # What changes no number of a run keeps it from nothing.
+    text = (one / "params.yaml").read_text()
+    (one / "params.yaml").write_text(f"{text}storage: {{rows_per_shard: 7}}\n")
+    assert "gspo against hacpo" in cli("compare", "hacpo=pipelines/study/small/hacpo/seed-2", f"gspo={one}").out
+    (one / "params.yaml").write_text(text)
+
     # What a run has spent is known from every metrics file, or not at all.
     noted = Path("artifacts/study/small/hacpo/seed-1/metrics/pool/step=0001/bo.json")
     content = noted.read_text()
@@ -292,7 +298,9 @@ def test_what_has_changed_is_made_again_only_when_asked(study: Path, cli: Cli) -
     assert "small/gspo/seed-1: done" in states
     assert "small/hacpo/seed-1: to do" in states
     # Of what no stage trains by, nothing is made again.
-    described(DESCRIBED.replace("[1, 2]", "[1]") + "settings: {retention: {keep_every: 1}}\n")
+    described(
+        DESCRIBED.replace("[1, 2]", "[1]") + "settings: {retention: {keep_every: 1}, storage: {rows_per_shard: 7}}\n"
+    )
     assert "small/gspo/seed-1: done" in cli("sweep", "pipelines/study", "--dry-run").out
     described(DESCRIBED.replace("[1, 2]", "[1]").replace("gspo}", "gspo, clip: {own_low: 0.02}}"))
     refused = cli("sweep", "pipelines/study", "--only", "*/gspo/*")
@@ -380,7 +388,7 @@ def test_the_start_has_a_seed_of_its_own(study: Path, cli: Cli) -> None:
 
 
 def test_a_setting_that_a_later_version_adds_makes_nothing_again(project: Path) -> None:
-    from hacpo.pipeline.views.run_results import difference
+    from hacpo.pipeline.views.run_results import UNTRAINED, difference
     from hacpo.settings import params
 
     settings = params.load(Path("pipelines/small/params.yaml"))
@@ -389,5 +397,10 @@ def test_a_setting_that_a_later_version_adds_makes_nothing_again(project: Path) 
     assert difference(recorded, settings) is None
     recorded["optimizer"]["learning_rate"] = 1e-5
     recorded["retention"]["keep_last"] = 7
+    recorded["storage"]["rows_per_shard"] = 7
     assert difference(recorded, settings) == "optimizer.learning_rate 1e-05 -> 0.0003"
+    recorded["optimizer"] = params.dump(settings)["optimizer"]
+    assert difference(recorded, settings) is None
+    # A run that is not through makes such steps again.
+    assert difference(recorded, settings, UNTRAINED) == "storage.rows_per_shard 7 -> 20"
     assert difference({**recorded, "gone": {"x": 1}}, settings) is not None

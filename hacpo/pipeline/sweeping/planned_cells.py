@@ -20,7 +20,7 @@ from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, Cell, SweepFile
 from hacpo.pipeline.views.result_files import settings_of
-from hacpo.pipeline.views.run_results import difference
+from hacpo.pipeline.views.run_results import UNTRAINED, difference
 from hacpo.settings import params
 
 _MADE = "# Made by `hacpo sweep {}` from sweep.yaml: change that, not this.\n"
@@ -66,14 +66,15 @@ class PlannedCell:
 
     @property
     def stale(self) -> str | None:
-        """The first setting in which what it was made with differs from what the sweep asks for; None: none does."""
+        """The first setting for which steps are made again in which what it was made with differs from what the sweep
+        asks for; None: none does."""
         try:
             recorded = params.recorded(self.pipeline.layout.settings)
         except FileNotFoundError:
             recorded = settings_of(self.results) or {}
         except (OSError, ValueError):
             return None  # it is made anew
-        return difference(recorded, self.pipeline.settings) if recorded else None
+        return difference(recorded, self.pipeline.settings, UNTRAINED) if recorded else None
 
     def write(self) -> bool:
         """Make or renew its params.yaml; returns whether it had to be.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -62,7 +62,10 @@ SCHEMA = pa.schema(
 SPENT = ("rollouts", "sampled_tokens", "training_tokens", "updates", "seconds")
 """Columns of what an agent has spent."""
 
-_MEANINGLESS = ("retention", "disk", "report")
+UNTRAINED = ("retention", "disk", "report")
+"""Blocks of settings for which no step is made again."""
+
+MEANINGLESS = (*UNTRAINED, "storage")
 """Blocks of settings that no number of a run depends on."""
 
 _LEARNING = tuple(spec for spec in PIPELINE if spec.metrics and spec.at == "step")
@@ -77,22 +80,24 @@ _MOST = 2**40
 """Of anything that a stage spends."""
 
 
-def difference(recorded: Mapping[str, Any], settings: Settings) -> str | None:
-    """The first setting that numbers depend on in which what a run was made with differs, `key old -> new`; None: none
-    does.
+def difference(
+    recorded: Mapping[str, Any], settings: Settings, apart_from: Collection[str] = MEANINGLESS
+) -> str | None:
+    """The first setting in which what a run was made with differs, `key old -> new`; None: none does.
 
     What was recorded by an earlier version, which knew fewer settings, is completed as its params.yaml would be.
 
     Args:
         recorded: all settings, as `params.dump` has them.
         settings: those that are asked for.
+        apart_from: blocks that are not looked at; those that no number depends on.
     """
-    now = _meaningful(params.dump(settings))
-    was = _meaningful(recorded)
+    now = _leaves(params.dump(settings), apart_from)
+    was = _leaves(recorded, apart_from)
     if was != now:
         try:
             given = {key: value for key, value in recorded.items() if key != "agent_names"}
-            was = _meaningful(params.dump(params.resolve(given)))
+            was = _leaves(params.dump(params.resolve(given)), apart_from)
         except SettingsError:
             pass  # a setting that there is no more
     keys = sorted(was.keys() | now.keys())
@@ -100,8 +105,8 @@ def difference(recorded: Mapping[str, Any], settings: Settings) -> str | None:
     return None if changed is None else f"{changed} {json.dumps(was.get(changed))} -> {json.dumps(now.get(changed))}"
 
 
-def _meaningful(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return params.leaves({key: value for key, value in tree.items() if key not in _MEANINGLESS})
+def _leaves(tree: Mapping[str, Any], apart_from: Collection[str]) -> dict[str, Any]:
+    return params.leaves({key: value for key, value in tree.items() if key not in apart_from})
 
 
 def results_of(pipeline: Pipeline, base: str = "", variant: str = "") -> pa.Table:

@@ -10,11 +10,12 @@ from typing import Any
 import polars as pl
 
 from hacpo.errors import SettingsError
+from hacpo.pipeline.views.run_results import MEANINGLESS
 from hacpo.settings import params
 
 SEEDS = ("seed", "start_seed")
-_MEANINGLESS = (*SEEDS, "retention", "disk", "report", "storage")
-"""Of what a run says that tells it from no other."""
+_APART_FROM = (*SEEDS, *MEANINGLESS)
+"""What of a run's settings tells it from no other."""
 
 _OF_THE_SEED = "algorithm.rollouts.draw_seed"
 """Follows from `seed` where it is not given."""
@@ -84,7 +85,7 @@ def _apart_from_seeds(settings: str) -> str:
 
 
 def _leaves(settings: str) -> dict[str, Any]:
-    tree = params.leaves({key: value for key, value in json.loads(settings).items() if key not in _MEANINGLESS})
+    tree = params.leaves({key: value for key, value in json.loads(settings).items() if key not in _APART_FROM})
     return {key: value for key, value in tree.items() if key != _OF_THE_SEED}
 
 
