@@ -22,6 +22,7 @@ from hacpo.pipeline.sweeping.sweep_file import SweepFile
 from hacpo.pipeline.views.result_files import write_results
 from hacpo.pipeline.views.run_results import SCHEMA
 from hacpo.tools.compare.compare_page import render
+from tests.result_rows import run_rows
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:,\d{3})*(?:\.\d+)?")
 
@@ -80,30 +81,21 @@ def test_sweeps_are_the_protocols_and_learn_at_the_rates_that_tuning_chose() -> 
 def rows(base: str, variant: str, curve: Sequence[int], *, each: int = 10, rate: float = 3e-4) -> list[dict[str, Any]]:
     """20 runs of one agent: so many of 4 responses correct to each of 4 problems, after 0, 1 and 2 steps."""
     return [
-        {
-            "run": f"study/{base}/{variant}/{start}-{seed}",
-            "base": base,
-            "variant": variant,
-            "seed": seed,
-            "start_seed": start,
-            "agent": "ada",
-            "step": step,
-            "benchmark": benchmark,
-            "accuracy": correct / 4,
-            "rollouts": step * each,
-            "sampled_tokens": step * each * 7,
-            "training_tokens": step * 5,
-            "updates": step * 2,
-            "seconds": step * 1.5,
-            "problem_ids": ["p1", "p2", "p3", "p4"],
-            "samples": [4] * 4,
-            "correct": [correct] * 4,
-            "settings": json.dumps({"seed": seed, "start_seed": start, "optimizer": {"learning_rate": rate}}),
-        }
+        row
         for start in (1, 2)
         for seed in range(1, 11)
         for benchmark in ("heldout", "final")
-        for step, correct in enumerate(curve)
+        for row in run_rows(
+            f"study/{base}/{variant}/{start}-{seed}",
+            [[correct] * 4 for correct in curve],
+            base=base,
+            variant=variant,
+            seed=seed,
+            start_seed=start,
+            settings={"seed": seed, "start_seed": start, "optimizer": {"learning_rate": rate}},
+            each=each,
+            benchmark=benchmark,
+        )
     ]
 
 
