@@ -12,6 +12,7 @@ from hacpo.pipeline.execution.stage_command import stage_command
 def report(stage: Stage) -> None:
     """Write report/index.html, metrics.json and curves.csv from what is there (--limit: problems a step to browse)."""
     from hacpo.artifacts import storage, tables
+    from hacpo.pipeline.views.made_otherwise import alike_until, in_words, made_otherwise
     from hacpo.tools.report import browser, collect, facts, page, summary
 
     layout, outputs = stage.inputs, stage.outputs
@@ -24,6 +25,7 @@ def report(stage: Stage) -> None:
     measurements = collect.collect(layout, stage.run, agents, settings.steps, settings.evaluation.series)
     schedule = stage.read(tables.SCHEDULE) if layout.schedule.is_file() else None
     embedded = browser.embed(layout, stage.run, agents, schedule, settings.report)
+    otherwise = made_otherwise(layout, settings)
     html = page.render(
         stage.run,
         settings,
@@ -31,14 +33,16 @@ def report(stage: Stage) -> None:
         facts.agent_facts(layout, settings),
         facts.problem_sets(layout, stage.run, settings),
         embedded,
+        otherwise,
     )
     for artifact, text in ((tables.CURVES, summary.curves_csv(measurements, settings)), (tables.REPORT, html)):
         with storage.atomic(outputs.path(artifact)) as scratch:
             scratch.write_text(text, encoding="utf-8", newline="\n")
     storage.write_json(outputs.path(tables.HEADLINES), summary.metrics(measurements, settings))
-    stage.summary = (
-        f"{outputs.path(tables.REPORT)} ({len(html.encode()) / 2**20:.1f} MiB), {measurements.steps_trained} steps"
-    )
+    steps = alike_until(otherwise, measurements.steps_trained)
+    stage.summary = f"{outputs.path(tables.REPORT)} ({len(html.encode()) / 2**20:.1f} MiB), {steps} steps"
+    if otherwise:
+        stage.summary += f"; {in_words(otherwise)}"
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def export(
     from hacpo.errors import SettingsError
     from hacpo.evaluation.results import choose_step, held_out
     from hacpo.pipeline.project import Pipeline
+    from hacpo.pipeline.views.made_otherwise import check_made_alike
     from hacpo.tools.export.card import gather_facts, render
     from hacpo.tools.export.folder import check_target
     from hacpo.tools.export.lora_export import adapter_facts
@@ -62,6 +63,7 @@ def export(
     curves = held_out(layout, opened.run, settings, agent)
     choice = choose_step(step, by, curves, settings, pipeline)
     checkpoint = _checkpoint(opened, choice.step, agent)
+    check_made_alike(opened, settings, [agent], last=choice.step)
     adapter = adapter_facts(checkpoint, alone=alone, base=base, pushed=repository is not None)
     card = render(gather_facts(layout, opened.run, settings, agent, choice, curves, adapter))
     whole = target.resolve()

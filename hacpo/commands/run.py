@@ -27,6 +27,7 @@ def run(
         from hacpo.errors import RemakeError, SettingsError
         from hacpo.pipeline.project import Pipeline
         from hacpo.pipeline.running.driver import run_pipeline
+        from hacpo.pipeline.views.made_otherwise import made_otherwise
         from hacpo.pipeline.views.progress import print_outcome, steps_beyond
 
     opened = Pipeline.open(pipeline)
@@ -42,7 +43,7 @@ def run(
         if not typer.confirm("Do it?", err=True):
             raise
         run_pipeline(opened, jobs=jobs, until=until, remake=True)
-    print_outcome(opened)
+    print_outcome(opened, made_otherwise(opened.layout, opened.settings) if until is not None else {})
     if beyond := steps_beyond(opened):
         print(beyond)
     if until is not None and until < steps:

@@ -18,6 +18,7 @@ def status(
     """Print the run's progress, its cost and its results."""
     from hacpo.pipeline.project import Pipeline
     from hacpo.pipeline.records.repairing import repair_if_needed
+    from hacpo.pipeline.views.made_otherwise import made_otherwise, recorded_settings
     from hacpo.pipeline.views.progress import print_outcome, print_status
 
     opened = Pipeline.open(pipeline)
@@ -25,9 +26,10 @@ def status(
         return  # `hacpo run` prints the outcome itself when it is through
     if mended := repair_if_needed(opened):
         print(f"{opened.run}: {mended}")
+    otherwise = made_otherwise(opened.layout, recorded_settings(opened))
     if not outcome:
-        print_status(opened)
-    print_outcome(opened)
+        print_status(opened, otherwise)
+    print_outcome(opened, otherwise)
 
 
 if __name__ == "__main__":

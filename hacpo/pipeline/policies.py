@@ -28,6 +28,13 @@ def recorded_policy(layout: Layout, step: int, agent: str) -> str | None:
     return _noted(layout, step, agent, POLICY) or _sampled_policy(layout.rollouts(step + 1, agent))
 
 
+def drawn_from_others(layout: Layout, step: int, agent: str) -> bool:
+    """Whether an agent's rollouts of a step name other weights than the metrics of the step before; no weights are
+    read."""
+    made, drawn = _noted(layout, step - 1, agent, POLICY), _sampled_policy(layout.rollouts(step, agent))
+    return made is not None and drawn is not None and made != drawn
+
+
 def check_policy(
     pipeline: Pipeline, step: int, agent: str, policy: str | None = None, *, remembered: bool = True
 ) -> str:

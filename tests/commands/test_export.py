@@ -263,14 +263,19 @@ def test_what_lies_beside_an_export_stays(cli: Cli, here: Path, tmp_path: Path) 
     assert all(folder.is_dir() for folder in kept)
 
 
-def test_the_card_says_where_settings_changed_on_the_way(cli: Cli, finished_copy: Path, tmp_path: Path) -> None:
+def test_a_step_of_other_settings_than_the_card_would_state_is_refused(
+    cli: Cli, finished_copy: Path, tmp_path: Path
+) -> None:
     path = finished_copy / "artifacts/small/settings.json"
     settings = json.loads(path.read_text())
     settings["optimizer"]["learning_rate"] = 1e-5
     path.write_text(json.dumps(settings))
-    assert cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 2).code == 0
-    card = (tmp_path / "model/README.md").read_text()
-    assert "The updates of steps 1, 2 were made under other settings than these." in card
+    refused = cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 2)
+    assert refused.code == 4
+    assert "pipelines/small: steps 1-2 made with other settings" in refused.error
+    assert "(step 1: trace of ada with optimizer.learning_rate 0.0003, not 1e-05)" in refused.error
+    assert not (tmp_path / "model").exists()
+    assert cli("export", RUN, tmp_path / "start", "--agent", "ada", "--step", 0).code == 0
 
 
 def test_push_uploads_every_file(cli: Cli, here: Path, tmp_path: Path, hub: HubStub) -> None:

@@ -24,6 +24,7 @@ from hacpo.pipeline.records.elsewhere import described as described_elsewhere
 from hacpo.pipeline.records.elsewhere import not_here
 from hacpo.pipeline.retention.pruned import checkpoints_there, read_record
 from hacpo.pipeline.views import lessons
+from hacpo.pipeline.views.made_otherwise import alike_until, in_words
 from hacpo.settings.series import Series
 
 
@@ -121,22 +122,23 @@ def described_change(key: str, was: object, now: object) -> str:
     return harmless(f"{key} {json.dumps(was)} -> {json.dumps(now)}")
 
 
-def _what_follows(pipeline: Pipeline, changed: bool) -> str:
+def _what_follows(pipeline: Pipeline, changed: bool, otherwise: Mapping[int, str]) -> str:
     run, following = pipeline.command("run"), next_command(pipeline)
+    if otherwise:
+        return f"{run} makes the rest again"
     if following is not None:
         return f"{run} (alone, what comes first: {following})"
     return f"{run} repeats what depends on the settings below" if changed else "nothing, all outputs are there"
 
 
-def print_status(pipeline: Pipeline) -> None:
-    """Done, next, rollouts, tokens and disk."""
+def print_status(pipeline: Pipeline, otherwise: Mapping[int, str]) -> None:
+    """Done, next, rollouts, tokens and disk; `otherwise` is `made_otherwise`'s."""
     console = Console()
     settings, layout = pipeline.settings, pipeline.layout
-    console.print(
-        f"[bold]{pipeline.run}[/]: {finished_steps(pipeline)} of {settings.steps} steps done", highlight=False
-    )
+    done = alike_until(otherwise, finished_steps(pipeline))
+    console.print(f"[bold]{pipeline.run}[/]: {done} of {settings.steps} steps done", highlight=False)
     changes = changed_settings(pipeline)
-    console.print(f"next: {_what_follows(pipeline, bool(changes))}", highlight=False, soft_wrap=True)
+    console.print(f"next: {_what_follows(pipeline, bool(changes), otherwise)}", highlight=False, soft_wrap=True)
     for change in changes:
         console.print(f"params.yaml has changed since: {change}", highlight=False, soft_wrap=True, markup=False)
     table = Table(box=None, padding=(0, 2))
@@ -181,10 +183,12 @@ def print_status(pipeline: Pipeline) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def print_outcome(pipeline: Pipeline) -> None:
+def print_outcome(pipeline: Pipeline, otherwise: Mapping[int, str]) -> None:
     """Held-out results of every agent at the start, at the best and at the latest evaluation, which steps taught an
-    agent nothing, and where the report is."""
+    agent nothing, and where the report is; before them, which steps are not this run's (`made_otherwise`)."""
     console = Console()
+    if otherwise:
+        console.print(in_words(otherwise), highlight=False, soft_wrap=True, markup=False)
     settings = pipeline.settings
     for series in settings.evaluation.series:
         table = Table(box=None, padding=(0, 2), title=None)

@@ -19,6 +19,7 @@ from hacpo.errors import ArtifactError, MissingInputError, SettingsError, first_
 from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, SIDE_GENERATE, UPDATE, StageSpec
 from hacpo.pipeline.noted import stage_metrics
 from hacpo.pipeline.project import Pipeline
+from hacpo.pipeline.views.made_otherwise import check_made_alike
 from hacpo.settings import params
 from hacpo.settings.root import Settings
 
@@ -117,9 +118,11 @@ def results_of(pipeline: Pipeline, base: str = "", variant: str = "") -> pa.Tabl
 
     Raises:
         MissingInputError: there are none, or metrics of a step before the last of them are missing.
-        ArtifactError: a table is damaged or belongs to another run; metrics hold no numbers.
+        ArtifactError: a table is damaged or belongs to another run; metrics hold no numbers; steps were made with other
+            settings than the run's.
     """
     settings = pipeline.settings
+    check_made_alike(pipeline, settings, settings.agents)
     same = {
         "run": pipeline.run,
         "base": base,

@@ -12,12 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hacpo.artifacts import parquet, tables
+from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.artifacts.text_files import parse_yaml, read_bytes
 from hacpo.artifacts.weights import policy_hash
-from hacpo.errors import ArtifactError, MissingInputError
+from hacpo.errors import MissingInputError
 from hacpo.evaluation.measure import measure
 from hacpo.evaluation.metrics import Estimate
 from hacpo.evaluation.results import Choice, Curves
@@ -55,7 +55,6 @@ class CardFacts:
     licence: Mapping[str, str]
     base_model: str | None
     adapter: AdapterFacts | None
-    made_otherwise: tuple[int, ...]
     provenance: Mapping[str, str]
 
 
@@ -95,7 +94,6 @@ def gather_facts(
         licence=_licence(checkpoint / CARD),
         base_model=started[0] if (started := read_started_from(checkpoint)) else None,
         adapter=adapter,
-        made_otherwise=_made_otherwise(layout, settings, agent, choice.step),
         provenance={
             f"policy (SHA-256 of {'base and adapter' if adapter else 'the weights'})": policy_hash(checkpoint),
             **({"adapter's weights (SHA-256)": adapter.digest} if adapter else {}),
@@ -134,25 +132,6 @@ def _licence(card: Path) -> dict[str, str]:
         for key, text in texts.items()
         if isinstance(text, str) and text.isprintable() and 0 < len(text) <= _LONGEST_LICENCE
     }
-
-
-def _made_otherwise(layout: Layout, settings: Settings, agent: str, last: int) -> tuple[int, ...]:
-    """Steps whose update was made under other settings than settings.json has."""
-    from hacpo.pipeline.catalogue import UPDATE
-    from hacpo.settings import params as settings_of
-
-    now = settings_of.reads(settings, UPDATE.settings, agent)
-    steps = []
-    for step in range(1, last + 1):
-        trace = layout.trace(step, agent)
-        if not trace.is_file():
-            continue
-        then = parquet.read_metadata(trace)["settings"]
-        if not isinstance(then, dict):
-            raise ArtifactError("holds no settings", where=trace)
-        if settings_of.changed(settings_of.spoken_out(then), settings_of.spoken_out(now), in_both=True):
-            steps.append(step)
-    return tuple(steps)
 
 
 # --- rendering -------------------------------------------------------------------------------------------------------
@@ -279,9 +258,6 @@ def _training(facts: CardFacts) -> str:
     others = [row for row in facts.rows if _about_the_run(row)]
     lines.append("Other settings that are no defaults:\n")
     lines.append(_table(["key", "value"], [[f"`{row.key}`", f"`{row.value}`"] for row in others]))
-    if facts.made_otherwise:
-        steps = ", ".join(map(str, facts.made_otherwise))
-        lines.append(f"The updates of steps {steps} were made under other settings than these.\n")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hacpo.evaluation.measure import measure
 from hacpo.pipeline.catalogue import GENERATE, SIDE_GENERATE
+from hacpo.pipeline.views.made_otherwise import alike_until, in_words
 from hacpo.settings.agents import AgentSampling
 from hacpo.settings.root import Settings
 from hacpo.tools.report import held_out
@@ -33,8 +34,13 @@ def render(
     agents: Sequence[AgentFacts],
     sets: Sequence[ProblemSet],
     embedded: Embedded,
+    otherwise: Mapping[int, str],
 ) -> str:
-    """The page as HTML; the same arguments give the same text."""
+    """The page as HTML; the same arguments give the same text.
+
+    Args:
+        otherwise: steps that are not of these settings (`made_otherwise`).
+    """
     captions = tomllib.loads(resource("captions.toml"))
     script, recipe, graded = resource("report.js"), settings.algorithm.recipe, not settings.verification.is_binary
     words = {name: caption_of(caption, graded) for name, caption in captions["figures"].items()}
@@ -64,6 +70,8 @@ def render(
         headline=held_out.headline(results, settings),
         standings=held_out.standings(results, settings),
         checks=checks(results, settings),
+        otherwise=in_words(otherwise) if otherwise else "",
+        done=alike_until(otherwise, results.steps_trained),
         agents=agents,
         sets=sets,
         benchmarks=held_out.benchmarks(results, settings),

@@ -99,6 +99,58 @@ def test_checkpoints_of_another_run_are_not_overwritten_unasked(cli: Cli, finish
     assert contents(finished_copy) == before
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            "alpha: 1.0",
+            "alpha: 2.0",
+            "trace of ada with algorithm.importance.alpha 1.0, not 2.0",
+        ),
+        # Which problems there are stands in no table of a step.
+        (
+            "split: train, problems: 64",
+            "split: train, problems: 48",
+            "ada's rollouts were drawn from another checkpoint than step 1 has made",
+        ),
+    ],
+)
+def test_a_run_that_is_half_another_is_not_a_whole_one(
+    cli: Cli, finished_copy: Path, tmp_path: Path, old: str, new: str, reason: str
+) -> None:
+    whole = cli("status", RUN)
+    assert "2 of 2 steps done" in whole.out
+    assert "other settings" not in whole.out
+    edit(old, new)
+    stopped = cli("run", RUN, "--jobs", 1, "--until", 1, "--yes")
+    assert stopped.code == 0, stopped.err
+    found = f"step 2 made with other settings, or of another training, than the rest ({reason})"
+    assert found in stopped.out
+    said = cli("status", RUN)
+    assert "small: 1 of 2 steps done" in said.out
+    assert "next: hacpo run pipelines/small" in said.out
+    assert found in said.out
+    for refused in (
+        cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 2),
+        cli("compare", RUN, RUN),
+    ):
+        assert refused.code == 4
+        assert f"pipelines/small: {found}. Finish it: `hacpo run pipelines/small`" in refused.error
+    assert cli("export", RUN, tmp_path / "model", "--agent", "ada", "--step", 1).code == 0
+    assert cli("report", RUN).code == 0
+    page = (finished_copy / "artifacts/small/report/index.html").read_text()
+    assert "in progress: 1 of 2 steps" in page
+    assert "This is no single run: step 2 made with other settings" in page
+
+
+def test_settings_that_no_stage_reads_make_no_step_another(cli: Cli, finished_copy: Path) -> None:
+    edit("steps: 2", "steps: 3\nretention: {keep_last: 1}\ndisk: {fsync: false}\nreport: {problems_per_step: 1}")
+    assert cli("resolve", RUN).code == 0
+    said = cli("status", RUN)
+    assert "small: 2 of 3 steps done" in said.out
+    assert "other settings" not in said.out
+
+
 def test_what_loses_nothing_is_not_asked_about(cli: Cli, finished_copy: Path) -> None:
     kept = contents(finished_copy)
     edit("steps: 2", "steps: 3")

@@ -21,7 +21,7 @@ def with_settings(pipeline: Pipeline, block: str, **changes: Any) -> Pipeline:
 
 
 def printed(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> str:
-    print_outcome(pipeline)
+    print_outcome(pipeline, {})
     return capsys.readouterr().out
 
 
