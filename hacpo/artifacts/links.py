@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hacpo.artifacts.layout import BESIDE, Layout
+from hacpo.artifacts.storage import meant_for
 from hacpo.artifacts.tables import ARTIFACTS, OWNERS, owner_dir
 from hacpo.errors import ArtifactError
 
@@ -28,7 +29,7 @@ _PARTS = tuple(owner_dir(kind, "") for kind in OWNERS)
 
 def is_ours(name: str, ours: Collection[str]) -> bool:
     """Whether a name is one of some files' that hacpo writes, or of what is on its way to be one or to be removed."""
-    return name in ours or name[1:].partition(".tmp-")[0] in ours
+    return name in ours or meant_for(name) in ours
 
 
 def leads_to_object(path: Path) -> bool:

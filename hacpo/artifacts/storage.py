@@ -40,8 +40,8 @@ MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, er
 """What no content of a file explains."""
 _CLOCKS_SECONDS = 2.0
 """How far the system's clock for processes and the one for files may be apart."""
-_OF_PROCESS = re.compile(r"\.tmp-\d+(-[a-z]+)?$")
-"""How the name of a temporary sibling ends: in a process's number, and what became of it."""
+_OF_PROCESS = re.compile(r"\.(.+)\.tmp-\d+(-[a-z]+)?", re.DOTALL)
+"""The name of a temporary sibling: what it is to become, a process's number, and what became of it."""
 _OF_RUST = re.compile(r"\(os error (\d+)\)")
 _OF_SQLITE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_IOERR: errno.EIO}
 
@@ -167,9 +167,15 @@ def atomic(path: Path) -> Iterator[Path]:
         remove(retired)
 
 
+def meant_for(name: str) -> str | None:
+    """The name of what a temporary sibling of this name is to become, or was before it was set aside; None: it is none."""
+    sibling = _OF_PROCESS.fullmatch(name)
+    return sibling[1] if sibling else None
+
+
 def was_left_behind(path: Path) -> bool:
     """Whether something was being written, or removed, by a process that is no more."""
-    return path.name.startswith(".") and bool(_OF_PROCESS.search(path.name)) and not _is_being_written(path)
+    return meant_for(path.name) is not None and not _is_being_written(path)
 
 
 def _is_being_written(sibling: Path) -> bool:

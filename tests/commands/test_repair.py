@@ -203,7 +203,7 @@ def test_commands_say_what_they_mended_and_leave_nothing(finished_copy: Path, cl
     beside += [aside / "part-00000.parquet", small / f".report.tmp-{ended.pid}" / "index.html"]
     mine = [finished_copy / "pipelines" / "small" / ".notes.tmp-12"]
     if command != "audit":  # which names whatever no run has
-        mine.append(small / "notes" / f".agent=ada.tmp-{ended.pid}")
+        mine += [small / folder / f".agent=ada.tmp-{ended.pid}" for folder in ("notes", "_rollouts")]
     for path in (*mine, *beside):
         path.parent.mkdir(exist_ok=True)
         path.write_text("half")
@@ -215,7 +215,8 @@ def test_commands_say_what_they_mended_and_leave_nothing(finished_copy: Path, cl
         "its stages are restored or run again; .dvc/tmp/rwlock begun anew; removed 7 temporary files of DVC or hacpo"
     ]
     assert all(path.exists() for path in mine)
-    shutil.rmtree(small / "notes", ignore_errors=True)
+    for folder in ("notes", "_rollouts"):
+        shutil.rmtree(small / folder, ignore_errors=True)
     mine[0].unlink()
     assert not [path for path in (*beside, aside) if path.exists()]
     assert contents(finished_copy) == expected

@@ -278,14 +278,23 @@ def test_what_a_commit_names_of_a_run_stays_in_the_cache_and_what_a_user_has_put
     cached = {path for name in named if (path := Path(".dvc/cache/files/md5", name)).is_file()}
     assert cached  # the metrics; tables are in folders
     others = {path for path in Path(".dvc/cache/files/md5").glob("??/*") if path.is_file()}
-    mine = [Path(cell, "notes.md"), Path("artifacts/study/small/gspo/seed-1/notes/mine.txt")]
-    mine[1].parent.mkdir()
-    for path in mine:
+    artifacts = Path("artifacts/study/small/gspo/seed-1")
+    mine = [
+        *(Path(cell, name) for name in ("notes.md", "xsteps", "_dvc.lock", ".dvc.lock.tmp-of-me", "dvc.lock.tmp-12")),
+        *(artifacts / name / "mine.txt" for name in ("notes", "_report", "1report", "_rollouts", "report.tmp-12-old")),
+        artifacts / ".report.tmp-draft",
+    ]
+    left_behind = [
+        Path(cell, ".dvc.lock.tmp-12"),
+        *(artifacts / name for name in (".pruned.json.tmp-12", ".report.tmp-12-old/x", "..locks.tmp-12-removed/x")),
+    ]
+    for path in (*mine, *left_behind):
+        path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     described(DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n")
     assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
-    assert sorted(os.listdir(cell)) == ["notes.md", "params.yaml"]
-    assert os.listdir("artifacts/study/small/gspo/seed-1") == ["notes"]
+    files = {path for folder in (Path(cell), artifacts) for path in folder.rglob("*") if path.is_file()}
+    assert files == {*mine, Path(cell, "params.yaml")}
     assert all(path.read_text() == "mine" for path in mine)
     left = {path for path in Path(".dvc/cache/files/md5").glob("??/*") if path.is_file()}
     assert cached <= left < others
