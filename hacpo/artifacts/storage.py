@@ -168,7 +168,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def meant_for(name: str) -> str | None:
-    """The name of what a temporary sibling of this name is to become, or was before it was set aside; None: it is none."""
+    """The name that a temporary sibling of this name is to have, or had until it was set aside; None: it is none."""
     sibling = _OF_PROCESS.fullmatch(name)
     return sibling[1] if sibling else None
 

@@ -210,31 +210,57 @@ def test_of_runs_whose_results_are_kept_nothing_else_is(study: Path, cli: Cli) -
     assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0
 
 
-@pytest.mark.parametrize(
-    "link",
-    [
-        "artifacts/study/small",
-        "artifacts/study/small/gspo/seed-1",
-        "artifacts/study/.logs",
-        "artifacts/study/.results/small/gspo/seed-1.parquet",
-        "artifacts/study/.logs/small/gspo/seed-1.log",
-        "pipelines/study/small",
-    ],
+def test_a_run_that_cannot_be_removed_is_no_other_cells_failure(study: Path, cli: Cli) -> None:
+    text = DESCRIBED.replace("[1, 2]", "[1]")
+    described(text)
+    assert cli("sweep", "pipelines/study", "--only", "small/gspo/*").code == 0
+    victim = study / "victim"
+    victim.mkdir()
+    (victim / "work.txt").write_text("mine")
+    link = Path("artifacts/study/small/gspo/seed-1/report/elsewhere")
+    link.symlink_to(victim)
+    before = contents(study, "study/small/gspo/seed-1")
+    described(text + "keep: results\n")
+    ran = cli("sweep", "pipelines/study")
+    assert ran.code == 1
+    assert "failed" not in ran.err
+    assert ran.err.count("is a link") == 1
+    assert f"done, but not removed: small/gspo/seed-1: {link}: is a link" in ran.err
+    assert "2 of 2: small/hacpo/seed-1" in ran.err
+    assert ran.err.endswith("pipelines/study: 2 of 2 runs done, 1 not removed\n")
+    assert os.listdir("pipelines/study/small/hacpo/seed-1") == ["params.yaml"]
+    assert contents(study, "study/small/gspo/seed-1") == before
+    assert cli("sweep", "pipelines/study").code == 1  # as long as it is there
+    link.unlink()
+    again = cli("sweep", "pipelines/study")
+    assert (again.code, again.err) == (0, "pipelines/study: 2 of 2 runs done\n")
+    assert os.listdir("pipelines/study/small/gspo/seed-1") == ["params.yaml"]
+    assert (victim / "work.txt").read_text() == "mine"
+
+
+FOLDERS = (
+    "artifacts/study/small",
+    "artifacts/study/small/gspo/seed-1",
+    "artifacts/study/.logs",
+    "pipelines/study/small",
 )
-@pytest.mark.parametrize("leads", [True, False])
-def test_a_sweep_that_was_handed_over_leads_nowhere_else(study: Path, cli: Cli, link: str, leads: bool) -> None:
+FILES = ("artifacts/study/.results/small/gspo/seed-1.parquet", "artifacts/study/.logs/small/gspo/seed-1.log")
+
+
+@pytest.mark.parametrize(
+    ("link", "kind"),
+    [*((folder, "folder") for folder in FOLDERS), *((file, kind) for file in FILES for kind in ("file", "pipe"))],
+)
+def test_a_sweep_that_was_handed_over_leads_nowhere_else(study: Path, cli: Cli, link: str, kind: str) -> None:
     described(DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n")
     victim = study / "victim"
     victim.mkdir()
     (victim / "work.txt").write_text("mine")
     Path(link).parent.mkdir(parents=True, exist_ok=True)
-    is_file = Path(link).suffix in (".log", ".parquet")
-    if leads:
-        Path(link).symlink_to(victim / "work.txt" if is_file else victim)
-    elif is_file:
+    if kind == "pipe":
         os.mkfifo(link)
     else:
-        return
+        Path(link).symlink_to(victim / "work.txt" if kind == "file" else victim)
     for options in ([], ["--dry-run"]):
         refused = cli("sweep", "pipelines/study", *options)
         assert refused.code in (2, 4)

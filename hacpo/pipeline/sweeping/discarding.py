@@ -15,6 +15,7 @@ from pathlib import Path
 from hacpo.artifacts import storage
 from hacpo.artifacts.links import OF_DVC, OURS, check_links, is_ours
 from hacpo.artifacts.text_files import load_json, read_text
+from hacpo.errors import StorageError, first_line
 from hacpo.pipeline.locking.locks import driver_lock
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
@@ -34,9 +35,24 @@ def discard(pipeline: Pipeline) -> None:
     Raises:
         BusyError: somebody works on it.
         ArtifactError: a link lies among its files.
-        StorageError: the disk refuses.
+        StorageError: the disk refuses; what has gone by then has.
     """
     check_links(pipeline.layout, pipeline.folder)
+    try:
+        _remove(pipeline)
+    except OSError as error:
+        raise _refused(error.filename or pipeline.layout.root, error.strerror or first_line(error)) from None
+    for path in _files(pipeline):
+        if path != pipeline.layout.locks:  # somebody looks whether the run is there
+            raise _refused(path, "it is still there")
+
+
+def _refused(path: object, reason: str) -> StorageError:
+    remedy = "remove it yourself, or give `hacpo sweep` again"
+    return StorageError(f"cannot be removed: {reason}", where=path, remedy=remedy, reason=reason)
+
+
+def _remove(pipeline: Pipeline) -> None:
     books = Books(pipeline.root)
     with books.claimed(pipeline.layout.root), driver_lock(pipeline.layout, command="hacpo sweep"), books.open():
         for path in _objects(pipeline, books):

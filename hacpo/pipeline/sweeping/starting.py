@@ -26,7 +26,7 @@ class Starts:
             for start in self._of[cell.cell.name].values():
                 self._holders.setdefault(start, []).append(cell)
         self._useless: set[tuple[str, str]] = set()
-        """(cell, agent) whose start is there and not recorded, or not as it was made."""
+        """(cell, agent) whose start is there and not recorded, not as it was made, or about to go."""
 
     def give(self, cell: PlannedCell, running: Collection[PlannedCell]) -> bool:
         """Give a cell the starts that there are; returns whether it may begin: no other is making one that it lacks.
@@ -57,12 +57,16 @@ class Starts:
     def _may_give(self, cell: PlannedCell, agent: str) -> bool:
         return _has(cell, agent) and (cell.cell.name, agent) not in self._useless
 
+    def without(self, cell: PlannedCell) -> None:
+        """Let no other cell have its starts from this one any more: some of its files may have gone."""
+        self._useless |= {(cell.cell.name, agent) for agent in self._of[cell.cell.name]}
+
     def needed_from(self, cell: PlannedCell, waiting: Collection[PlannedCell]) -> bool:
         """Whether a cell that waits lacks a start that no other than this cell has."""
         return any(
             not _has(other, agent)
             and start == self._of[cell.cell.name].get(agent)
-            and not any(_has(holder, agent) for holder in self._holders[start] if holder is not cell)
+            and not any(self._may_give(holder, agent) for holder in self._holders[start] if holder is not cell)
             for other in waiting
             for agent, start in self._of[other.cell.name].items()
         )

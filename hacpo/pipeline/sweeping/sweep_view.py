@@ -54,10 +54,11 @@ class SweepView:
             at_once = f", {jobs} at a time" if jobs > 1 else ""
             self._say(f"{self._name}: {self._total} runs, {self._done} done, {self._total - self._done} to do{at_once}")
 
-    def closes(self) -> None:
-        """After the last."""
+    def closes(self, left: int) -> None:
+        """After the last; so many runs could not be removed."""
         failed = f", {self._failed} failed" if self._failed else ""
-        self._say(f"{self._name}: {self._done} of {self._total} runs done{failed}")
+        still_there = f", {left} not removed" if left else ""
+        self._say(f"{self._name}: {self._done} of {self._total} runs done{failed}{still_there}")
 
     def show(self, running: Sequence[PlannedCell], _waiting: int) -> None:
         """What is at work."""
@@ -75,6 +76,10 @@ class SweepView:
         """A cell will not be done."""
         self._failed += 1
         self._say(f"failed: {cell.cell.name}: {why}")
+
+    def left(self, cell: PlannedCell, why: str) -> None:
+        """A cell is done, and its run could not be removed."""
+        self._say(f"done, but not removed: {cell.cell.name}: {why}")
 
     def _say(self, line: str) -> None:
         self._console.print(harmless(line), highlight=False, soft_wrap=True, markup=False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
 
 from hacpo.artifacts import storage
 from hacpo.artifacts.durability import make_folders
-from hacpo.errors import BusyError, SettingsError
+from hacpo.errors import BusyError, HacpoError, SettingsError
 from hacpo.pipeline.locking.locks import only_one
 from hacpo.pipeline.sweeping.collecting import collect
 from hacpo.pipeline.sweeping.discarding import discard, is_there
@@ -20,10 +20,44 @@ from hacpo.pipeline.sweeping.working import SweepWork
 _LOCK = ".sweep.lock"
 
 
+@dataclass
+class _Discards:
+    """Cells that are done and whose runs are to be removed, as soon as none that waits needs a start of theirs.
+
+    Attributes:
+        ended: their runs are there.
+        left: name of a cell whose run could not be removed -> a line that says why.
+    """
+
+    ended: list[PlannedCell]
+    view: SweepView
+    left: dict[str, str] = field(default_factory=dict)
+
+    def go_on(self, work: SweepWork) -> None:
+        """Remove what can be removed by now. What cannot be is tried again the next time, and said once."""
+        for cell in [*self.ended]:
+            name = cell.cell.name
+            if work.starts.needed_from(cell, work.waiting):
+                continue
+            try:
+                discard(cell.pipeline)
+            except BusyError:
+                continue  # somebody looks at it: it stays until the next time
+            except HacpoError as error:
+                work.starts.without(cell)
+                if name not in self.left:
+                    self.view.left(cell, str(error))
+                self.left[name] = str(error)
+            else:
+                self.ended.remove(cell)
+                self.left.pop(name, None)
+
+
 def run_sweep(
     sweep: SweepFile, every: Sequence[PlannedCell], chosen: Sequence[PlannedCell], *, jobs: int, remake: bool
 ) -> dict[str, str]:
-    """Run the chosen cells that are not done; returns those that failed, each with a line that says why.
+    """Run the chosen cells that are not done; returns those that failed, or are done and could not be removed from the
+    disk, each with a line that says why.
 
     Args:
         every: all cells of the sweep.
@@ -52,13 +86,11 @@ def run_sweep(
             if cell is not None:
                 collect(cell)
                 ended.append(cell)
-            for each in [*ended] if sweep.settings.keep == "results" else ():
-                if not work.starts.needed_from(each, work.waiting):
-                    with suppress(BusyError):  # somebody looks at it: it stays until the next time
-                        discard(each.pipeline)
-                        ended.remove(each)
+            if sweep.settings.keep == "results":
+                discards.go_on(work)
 
         with SweepView(name, len(chosen), len(chosen) - len(waiting)) as view:
+            discards = _Discards(ended, view)
             view.begins(len(strays(sweep, every)), jobs)
             work = SweepWork(
                 waiting, every, jobs=jobs, remake=remake, audit=sweep.settings.audit, collect=settle, view=view
@@ -66,8 +98,8 @@ def run_sweep(
             settle(None)
             work.run()
             settle(None)
-            view.closes()
-    return work.failed
+            view.closes(len(discards.left))
+    return work.failed | discards.left
 
 
 def _check_stale(sweep: SweepFile, cells: Sequence[PlannedCell], *, remake: bool) -> None:
