@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -17,6 +18,8 @@ import psutil
 import pytest
 
 from conftest import Cli, contents, environment
+from soak import shim
+from soak.frame import SkippedError
 from tests.small_project import PARAMS, changed
 
 SWEEP = "pipelines/study/sweep.yaml"
@@ -236,6 +239,36 @@ def test_a_run_that_cannot_be_removed_is_no_other_cells_failure(study: Path, cli
     assert (again.code, again.err) == (0, "pipelines/study: 2 of 2 runs done\n")
     assert os.listdir("pipelines/study/small/gspo/seed-1") == ["params.yaml"]
     assert (victim / "work.txt").read_text() == "mine"
+
+
+def test_what_the_disk_does_not_remove_is_said_and_tried_again(study: Path, cli: Cli, tmp_path: Path) -> None:
+    """A folder, which is removed as far as it can be; at the end it can."""
+    try:
+        library = shim.library()
+    except SkippedError as reason:
+        pytest.skip(str(reason))
+    described(DESCRIBED.replace("[1, 2]", "[1]"))
+    sweep = ("sweep", "pipelines/study", "--only", "small/gspo/*")
+    assert cli(*sweep).code == 0
+    described(DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n")
+    spent = tmp_path / "spent"
+    fault = shim.Fault(shim.Site("rmdir", "artifacts/study/small/gspo/seed-#/report"), errno.EIO)
+    ran = subprocess.run(
+        [sys.executable, "-m", "hacpo.cli", *sweep],
+        capture_output=True,
+        text=True,
+        env={**environment(), **shim.environment(study, fault=fault, spent=spent), "LD_PRELOAD": str(library)},
+        check=False,
+    )
+    assert spent.exists(), "the call was never made"
+    assert ran.returncode == 0, ran.stderr
+    first, last = ran.stderr.splitlines()
+    folder = "artifacts/study/small/gspo/seed-1"
+    assert first.startswith(
+        f"done, but not removed: small/gspo/seed-1: {folder}/report: cannot be removed: it is still"
+    )
+    assert last == "pipelines/study: 1 of 1 runs done"
+    assert not Path(folder).exists()
 
 
 FOLDERS = (
