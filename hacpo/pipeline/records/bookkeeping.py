@@ -21,7 +21,7 @@ from hacpo.errors import ArtifactError, BusyError, HacpoError, SettingsError, fi
 from hacpo.pipeline.locking.leases import lease
 from hacpo.pipeline.records import rwlock
 from hacpo.pipeline.records.databases import give_up_when_refused
-from hacpo.pipeline.records.distrust import distrusting, open_regular_files_alone
+from hacpo.pipeline.records.distrust import distrusting, open_regular_files_alone, refuse_odd_names
 from hacpo.pipeline.records.flushing import flushed_copies, linked_at_once
 from hacpo.pipeline.records.lock_text import printed, with_stage
 from hacpo.pipeline.records.order import is_checkpoint
@@ -61,6 +61,7 @@ def project_root(root: Path) -> str:
     from dvc.scm import SCM, SCMError
 
     open_regular_files_alone()
+    refuse_odd_names()
     try:
         repo_root = str(Repo.find_root(str(root)))
         check_dvc_links(Path(repo_root, Repo.DVC_DIR))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.errors import ArtifactError
+
+_HASH = re.compile(r"[0-9a-f]{32}(\.dir)?")
+"""What an object of DVC's cache is called."""
 
 
 def open_regular_files_alone() -> None:
@@ -29,6 +33,46 @@ def open_regular_files_alone() -> None:
 
     if open_any.__name__ != open_regular.__name__:
         files.open = open_regular
+
+
+def refuse_odd_names() -> None:
+    """Have DVC (dvc_data 3) take no path for a hash, and none that leads out of a folder for a file in it, in this
+    process from here on. Locks and lists of folders' files may be a stranger's: DVC would restore, and remove, what
+    such names lead to.
+
+    What it meets then raises an ArtifactError.
+    """
+    from dvc_data.hashfile.db.local import LocalHashFileDB
+    from dvc_data.hashfile.tree import Tree
+
+    objects: Any = LocalHashFileDB
+    trees: Any = Tree
+    any_path, load_any = objects.oid_to_path, trees.load
+
+    def path_of_hash(self: Any, oid: str) -> str:
+        if not _HASH.fullmatch(oid):
+            raise _odd_name("a hash", "32 hexadecimal digits, for a folder with .dir", oid)
+        return str(any_path(self, oid))
+
+    def load_inside(odb: Any, hash_info: Any, *arguments: Any, **options: Any) -> Any:
+        tree = load_any(odb, hash_info, *arguments, **options)
+        for parts, *_ in tree:
+            if not {"", ".", ".."}.isdisjoint(parts):
+                raise _odd_name("a file of a folder", "a path within the folder", "/".join(parts))
+        return tree
+
+    if any_path.__name__ != path_of_hash.__name__:
+        objects.oid_to_path, trees.load = path_of_hash, staticmethod(load_inside)
+
+
+def _odd_name(what: str, expected: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        f"one of DVC's files names {what} that is none",
+        where="dvc.lock, or a list of files in DVC's cache",
+        expected=expected,
+        found=repr(found)[:200],
+        remedy="hacpo and DVC write no such names: take neither locks nor cache from where this came",
+    )
 
 
 def refuse_odd(path: Path) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import Cli, environment
+
+STEP = "pipelines/small --step 1"
 
 
 @pytest.fixture
@@ -247,3 +253,79 @@ def test_nothing_that_a_repository_names_is_run(finished_copy: Path, cli: Cli) -
     assert not evil.with_suffix(".ran").exists()
     subprocess.run(["git", "status"], check=False, capture_output=True)
     assert evil.with_suffix(".ran").exists(), "git itself runs it"
+
+
+def put(cache: Path, content: bytes, kind: str = "") -> str:
+    """An object of DVC's cache under its right name; returns that."""
+    name = hashlib.md5(content, usedforsecurity=False).hexdigest() + kind
+    path = cache / name[:2] / name[2:]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o444)
+    return name
+
+
+@pytest.mark.parametrize("way", ["file that is there", "file that is not", "object that is a path", "hash in the lock"])
+def test_no_name_in_dvcs_files_leads_out_of_a_folder(finished_copy: Path, cli: Cli, private: Path, way: str) -> None:
+    """Or what is restored would be written anywhere, and what a hash leads to removed as damaged."""
+    made = finished_copy / "artifacts/small/evaluations/step=0002/agent=ada"
+    cache, lock = finished_copy / ".dvc/cache/files/md5", finished_copy / "pipelines/small/steps/0002/dvc.lock"
+    text = lock.read_text()
+    found = re.search(rf"{made.relative_to(finished_copy)}\n +hash: md5\n +md5: (\S+)", text)
+    assert found is not None
+    listed = json.loads((cache / found[1][:2] / found[1][2:]).read_text())
+    target = private.with_name("there")
+    if way == "hash in the lock":
+        forged = (
+            f"../{os.path.relpath(private, cache.parent)}"  # after its first two letters: a folder up, and down again
+        )
+    else:
+        outside = {"file that is there": private, "file that is not": target}.get(way, made / "more")
+        name = (
+            f"../{os.path.relpath(private, cache.parent)}"
+            if way == "object that is a path"
+            else put(cache, b"a stranger's")
+        )
+        listed.append({"md5": name, "relpath": os.path.relpath(outside, made)})
+        forged = put(cache, json.dumps(listed, sort_keys=True).encode(), ".dir")
+    lock.write_text(text.replace(found[1], forged))
+    shutil.rmtree(made)
+    result = cli("run", "pipelines/small", "--yes")
+    assert result.code == 4, result
+    assert "one of DVC's files names" in result.error
+    assert private.read_text() == "a private key"
+    assert not target.exists()
+    assert not (made / "more").exists()
+
+
+def test_no_checkpoint_in_the_cache_has_a_path_for_an_object(finished_copy: Path, cli: Cli, private: Path) -> None:
+    """Or a superseded one would be taken out of the cache, and what the path leads to."""
+    cache, lock = finished_copy / ".dvc/cache/files/md5", finished_copy / "pipelines/small/steps/0001/dvc.lock"
+    found = re.search(r"checkpoints/step=0001/agent=ada\n +hash: md5\n +md5: (\S+)", lock.read_text())
+    assert found is not None
+    path = cache / found[1][:2] / found[1][2:]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps([{"md5": f"../{os.path.relpath(private, cache.parent)}", "relpath": "x.safetensors"}]))
+    result = cli("run", "pipelines/small", "--yes")
+    assert private.read_text() == "a private key"
+    assert result.code == 4, result
+    assert "one of DVC's files names a hash that is none" in result.error
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        {"cmd": f"hacpo verify {STEP} --agent ada --set verification.reward=evil:score --out artifacts/t"},
+        {"cmd": "hacpo status pipelines/small --outcome", "outs": [{"OUT": {"cache": False}}]},
+    ],
+)
+def test_stages_beside_the_pipelines_are_left_to_dvc(
+    finished_copy: Path, cli: Cli, private: Path, stage: dict[str, Any]
+) -> None:
+    """`hacpo run` runs hacpo's own stages only, and removes none but their outputs."""
+    (finished_copy / "evil.py").write_text(f"open({str(private)!r}, 'w').write('ran')\n")
+    described = {"stages": {"q": {**stage, "deps": ["artifacts/small/report/index.html"]}}}
+    (finished_copy / "dvc.yaml").write_text(json.dumps(described).replace("OUT", str(private)))
+    assert cli("run", "pipelines/small").code == 0
+    assert private.read_text() == "a private key"
+    assert not (finished_copy / "artifacts/t").exists()
