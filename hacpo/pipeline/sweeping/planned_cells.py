@@ -19,8 +19,9 @@ from hacpo.artifacts.text_files import read_text
 from hacpo.errors import SettingsError
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, Cell, SweepFile
+from hacpo.pipeline.views.made_otherwise import UNTRAINED
 from hacpo.pipeline.views.result_files import settings_of
-from hacpo.pipeline.views.run_results import UNTRAINED, difference
+from hacpo.pipeline.views.run_results import difference
 from hacpo.settings import params
 
 _MADE = "# Made by `hacpo sweep {}` from sweep.yaml: change that, not this.\n"

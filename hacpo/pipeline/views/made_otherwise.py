@@ -22,6 +22,12 @@ from hacpo.pipeline.project import Pipeline
 from hacpo.settings import params
 from hacpo.settings.root import Settings
 
+UNTRAINED = ("retention", "disk", "report")
+"""Blocks of settings for which no step is made again."""
+
+MEANINGLESS = (*UNTRAINED, "storage")
+"""Blocks of settings that no number of a run depends on."""
+
 _TABLES = (tables.ROLLOUTS, tables.VERDICTS, tables.POOL, tables.ADVANTAGES, tables.TRACE, tables.EVALUATIONS)
 """A side sample's settings are among those of the responses to learn from and of the advantages."""
 
@@ -110,6 +116,8 @@ def _differences(layout: Layout, expected: _Expected, step: int, agent: str) -> 
         with contextlib.suppress(HacpoError):
             recorded = params.spoken_out(parquet.read_metadata(path)["settings"])
             for key, (was, wanted) in params.changed(recorded, expected.of(table, agent), in_both=True).items():
+                if key.partition(".")[0] in MEANINGLESS:
+                    continue
                 yield harmless(f"{table.name} of {agent} with {key} {json.dumps(was)}, not {json.dumps(wanted)}")
     if step > 0 and drawn_from_others(layout, step, agent):
         yield f"{agent}'s rollouts were drawn from another checkpoint than step {step - 1} has made"

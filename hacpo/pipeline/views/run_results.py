@@ -19,7 +19,7 @@ from hacpo.errors import ArtifactError, MissingInputError, SettingsError, first_
 from hacpo.pipeline.catalogue import EVALUATE, GENERATE, PIPELINE, SIDE_GENERATE, UPDATE, StageSpec
 from hacpo.pipeline.noted import stage_metrics
 from hacpo.pipeline.project import Pipeline
-from hacpo.pipeline.views.made_otherwise import check_made_alike
+from hacpo.pipeline.views.made_otherwise import MEANINGLESS, check_made_alike
 from hacpo.settings import params
 from hacpo.settings.root import Settings
 
@@ -62,12 +62,6 @@ SCHEMA = pa.schema(
 
 SPENT = ("rollouts", "sampled_tokens", "training_tokens", "updates", "seconds")
 """Columns of what an agent has spent."""
-
-UNTRAINED = ("retention", "disk", "report")
-"""Blocks of settings for which no step is made again."""
-
-MEANINGLESS = (*UNTRAINED, "storage")
-"""Blocks of settings that no number of a run depends on."""
 
 _LEARNING = tuple(spec for spec in PIPELINE if spec.metrics and spec.at == "step")
 _COUNTS = {

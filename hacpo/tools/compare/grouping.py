@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from hacpo.errors import SettingsError
-from hacpo.pipeline.views.run_results import MEANINGLESS
+from hacpo.pipeline.views.made_otherwise import MEANINGLESS
 from hacpo.settings import params
 
 SEEDS = ("seed", "start_seed")
