@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file, save_file
@@ -18,6 +20,7 @@ from tests.tampering import Sandbox
 
 ROLLOUTS = "rollouts/step=0001/agent=ada"
 TRACE = "updates/step=0001/agent=ada/trace.parquet"
+EVALUATIONS = "evaluations/step=0000/agent=ada"
 AFTER = "checkpoints/step=0001/agent=ada"
 
 
@@ -128,3 +131,73 @@ def test_what_is_chosen_from_many_samples_is_not_what_the_seed_gives(sandbox: Sa
     findings, _, _ = audit(1)
     named = {(found.row, found.column.split("[")[0]) for found in findings}
     assert (rows[0]["rollout_id"], "token_ids") in named
+
+
+def every_answer_right(sandbox: Sandbox, at: str) -> int:
+    """Every held-out answer the gold one, with what its verdict says; returns how many there are."""
+    golds = {row["problem_id"]: row["answer"] for row in sandbox.rows("data")}
+
+    def right(row: dict[str, Any]) -> dict[str, Any]:
+        gold = golds[row["problem_id"]]
+        told = {"text": f"\\boxed{{{gold}}}", "finish_reason": "stop", "token_count": 5, "extracted": gold}
+        return {**row, **told, "reward": 1.0, "verdict": "correct", "message": None}
+
+    for shard in sandbox.shards(at):
+        sandbox.rewrite(shard, lambda rows: [right(row) for row in rows])
+    return len(sandbox.rows(at))
+
+
+def test_evaluations_that_were_wholly_forged_are_found(sandbox: Sandbox) -> None:
+    """Not one row is as repeated: that this is the run's machine, rollouts tell, of a step that is not audited."""
+    rows = every_answer_right(sandbox, EVALUATIONS)
+    findings, report, run = audit(0)
+    assert report == DeepReport(replayed=2, exact=2)
+    [text] = [found for found in findings if found.column == "text"]
+    assert (text.check, text.file, text.count) == ("replay", Path("artifacts/small") / EVALUATIONS, rows)
+    assert {"reward", "verdict", "token_count"} <= {found.column for found in findings}
+    assert not run.skipped
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_forged_evaluations_are_found_on_another_machine_and_what_differs_is_counted(sandbox: Sandbox) -> None:
+    """All rewards that differ are above those repeated: n of n where 5 sqrt(n) are allowed, so any n above 25."""
+    every_answer_right(sandbox, EVALUATIONS)
+    findings, report, run = audit(0)
+    [found] = findings
+    above = found.count
+    assert above > 25
+    assert (found.column, found.found) == ("reward", f"{above} above, 0 below")
+    assert report == DeepReport(replayed=2, exact=1)  # bo's answers come out as they are
+    told = dict(run.skipped.keys())
+    assert "32 of 64" in told["held-out answers that come out otherwise"]
+    assert "0 of 128 differ" in told["rollouts by sampling them again, and any number to the bit"]
+
+
+def test_log_probabilities_all_one_ulp_off_do_not_end_the_comparison(sandbox: Sandbox) -> None:
+    """None of ada's rollouts of step 1 is rescored to the bit, and still this is the machine of the run."""
+
+    def moved(row: dict[str, Any]) -> dict[str, Any]:
+        values = np.asarray(row["logprobs"], np.float32)
+        return {**row, "logprobs": np.nextafter(values, np.float32(-np.inf)).tolist()}
+
+    for shard in sandbox.shards(ROLLOUTS):
+        sandbox.rewrite(shard, lambda rows: [moved(row) for row in rows])
+    findings, report, run = audit(1)
+    assert not run.skipped
+    assert report == DeepReport(replayed=4, exact=4)
+    [found] = [found for found in findings if found.column.startswith("logprobs")]
+    assert found.file == Path("artifacts/small") / ROLLOUTS
+    assert (found.count, found.note) == (
+        len(sandbox.rows(ROLLOUTS)),
+        "this is the run's machine type: bo's rollouts of step 1 come out to the bit",
+    )
+
+
+def test_a_step_that_a_run_has_not_come_to_is_not_repeated(sandbox: Sandbox) -> None:
+    """Step 2 has rollouts, and no pool, update or checkpoint yet."""
+    for kind in ("pool", "updates", "checkpoints", "evaluations"):
+        for path in (sandbox.artifacts / kind).glob("step=0002"):
+            shutil.rmtree(path)
+    findings, report, _ = audit(2)
+    assert findings == []
+    assert report == DeepReport(replayed=2, exact=2)  # generate of two agents

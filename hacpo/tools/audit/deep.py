@@ -5,18 +5,21 @@ step follow from its pool. Here generate, update and evaluate are repeated by th
 scratch folder, so every number that they wrote is checked, the learner's log-probabilities after the first update and
 the new weights included. It costs as much as the run did.
 
-Same machine type, library versions and threads give the same bytes. Where nearly all of a step's rollouts are rescored
-to the same bits, so must everything else come out, and any other value is a finding. Elsewhere (another processor,
-another version) sampled tokens may differ by rounding; then rollouts are not sampled again, and log-probabilities and
-weights are compared within the tolerances below.
+Same machine type, library versions and threads give the same bytes. Which machine this is, is decided once for the run,
+and not by the rows under test: where nearly all rollouts of one step and agent, whichever, are rescored to the same
+bits, so must everything of every step come out, and any other value is a finding. Elsewhere (another processor, another
+version) sampled tokens may differ by rounding; then rollouts are not sampled again, log-probabilities and weights are
+compared within the tolerances below, held-out answers by their rewards, and what differs is counted as not checked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import filecmp
+import math
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +28,11 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hacpo.algorithm.rollouts import supports
 from hacpo.artifacts import storage, tables
 from hacpo.artifacts.layout import Layout
-from hacpo.artifacts.list_columns import Flags, Floats, Ints
+from hacpo.artifacts.list_columns import Floats
 from hacpo.artifacts.parquet import values
 from hacpo.artifacts.run_files import RunFiles
 from hacpo.errors import HacpoError, first_line
@@ -38,20 +40,18 @@ from hacpo.pipeline.catalogue import EVALUATE, GENERATE, SIDE_GENERATE, UPDATE, 
 from hacpo.pipeline.execution.session import Session
 from hacpo.pipeline.execution.worker_process import command_executor
 from hacpo.tools.audit.audit_run import AuditRun
-from hacpo.tools.audit.lists import same_values
-
-_NAME = "#name"
-"""Column added to what is read: what a row is called in findings."""
-
-_ROWS_AT_ONCE = 4096
-"""Rows that are compared at once."""
+from hacpo.tools.audit.beside import NAME, Beside, named
 
 CHECK = "replay"
 """Name of the invariant in every finding of this module."""
 
 SAME_SHARE = 0.9
-"""Share of a step's rollouts that must be rescored bit for bit for the machine to count as the run's own. Rounding that
-differs changes some bit of nearly every response; an edited value changes one."""
+"""Share of some step's rollouts that must be rescored bit for bit for the machine to count as the run's own. Rounding
+that differs changes some bit of nearly every response; an edited value changes one."""
+
+MOST_SIGMA = 5.0
+"""How far from an even split, in standard deviations of a fair coin, rewards may differ to one side where the machine
+differs. Rounding takes a held-out answer elsewhere without a preference for right or wrong ones."""
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest difference, in nats, between a recorded log-probability (of a token, or a response's mean) and its rescoring
@@ -103,6 +103,9 @@ class DeepAudit:
         self._session = Session(progress=_Silent(), driver=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="hacpo-audit-"))
         self._replay = Layout(self._scratch)
+        self._rescored_rows: dict[tuple[int, str], tuple[int, int]] = {}
+        self._answers = Counter[str]()
+        self._same: tuple[int, str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +113,7 @@ class DeepAudit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._tell_differing()
         self._session.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -117,60 +121,102 @@ class DeepAudit:
         """Repeat one step of every agent; step 0 has evaluations only."""
         for agent in self._run.agents:
             if step > 0:
-                same = self._check_rollouts(step, agent)
-                self._check_side_sample(step, agent, same=same)
-                self._check_update(step, agent, same=same)
+                self._check_rollouts(step, agent)
+                self._check_side_sample(step, agent)
+                self._check_update(step, agent)
             if self._run.settings.evaluated(step):
                 self._check_evaluation(step, agent)
 
+    # --- the machine -------------------------------------------------------------------------------------------------
+
+    def _on_same_machine(self) -> bool:
+        """Whether this machine computes the run's bits: the rollouts of any step and agent tell, audited or not."""
+        for step in range(1, self._run.settings.steps + 1):
+            for agent in self._run.agents:
+                if self._same is None and (step, agent) not in self._rescored_rows:
+                    with contextlib.suppress(Exception):  # a finding where this step is audited
+                        self._rescore(step, agent, self._recorded(tables.ROLLOUTS, step, agent))
+        return self._same is not None
+
+    def _rescore(self, step: int, agent: str, recorded: pa.Table) -> Beside | None:
+        """Rollouts beside their rescoring, which is noted as evidence; None where there is nothing to rescore."""
+        before = self._run.layout.checkpoint(step - 1, agent)
+        self._rescored_rows[step, agent] = (0, 0)
+        if not len(recorded) or not before.is_dir():
+            return None
+        beside = Beside(recorded, self._rescored(before, agent, recorded))
+        equal = int(beside.same("logprobs").sum())
+        self._rescored_rows[step, agent] = (len(recorded), len(recorded) - equal)
+        if equal >= SAME_SHARE * len(recorded):
+            self._same = self._same or (step, agent)
+        return beside
+
+    def _evidence(self, step: int, agent: str) -> str:
+        """A note on findings of a step whose own rollouts do not come out to the bit, though others do."""
+        rows, differing = self._rescored_rows.get((step, agent), (0, 0))
+        if self._same is None or not rows or rows - differing >= SAME_SHARE * rows:
+            return ""
+        known_step, known = self._same
+        return f"this is the run's machine type: {known}'s rollouts of step {known_step} come out to the bit"
+
+    def _tell_differing(self) -> None:
+        """Note what another machine than the run's could not compare."""
+        if self._same is not None:
+            return
+        rows = sum(rows for rows, _ in self._rescored_rows.values())
+        differing = sum(differing for _, differing in self._rescored_rows.values())
+        why = "no rollouts here tell whether this is the run's machine"
+        if rows:
+            why = "another machine type than the run's"
+            found = f"{why}: {differing:,} of {rows:,} differ in some bit"
+            self._run.skip("rollouts by sampling them again, and any number to the bit", found)
+        if self._answers["differing"]:
+            found = f"{why}: {self._answers['differing']:,} of {self._answers['rows']:,}"
+            self._run.skip("held-out answers that come out otherwise", found)
+
     # --- the stages --------------------------------------------------------------------------------------------------
 
-    def _check_rollouts(self, step: int, agent: str) -> bool:
-        """Rescore the rollouts, and sample them again where that must give the same.
-
-        Returns:
-            Whether this machine computes the run's bits.
-        """
+    def _check_rollouts(self, step: int, agent: str) -> None:
+        """Rescore the rollouts, and sample them again where that must give the same."""
         layout = self._run.layout
         path, before = layout.rollouts(step, agent), layout.checkpoint(step - 1, agent)
         recorded = self._recorded(tables.ROLLOUTS, step, agent)
         if not len(recorded) or not self._is_there(before, "rescoring and sampling again"):
-            return False
+            return
         try:
-            rescored = self._rescored(before, agent, recorded)
+            beside = self._rescore(step, agent, recorded)
         except Exception as error:  # of damaged weights or tokens, torch and transformers say what they like
             self._find(path, expected=f"tokens that {before.parent.name}'s weights can score", found=_reason(error))
-            return False
-        beside = _Beside(recorded, rescored)
-        same = bool(beside.same("logprobs").sum() >= SAME_SHARE * len(recorded))
+            return
+        assert beside is not None  # there are rows, and the checkpoint
         self._compare(path, beside, "policy")
-        if not same:
+        if not self._on_same_machine():
             most = TOLERANCE[self._run.settings.engine.dtype]
             note = f"within {most:g} nats: another machine than the run's"
             for column in ("logprobs", "support_logprob"):
                 self._compare(path, beside, column, most=most, note=note)
         elif self._samples_elsewhere("sampling again"):
             for column in ("logprobs", "support_logprob"):
-                self._compare(path, beside, column)
+                self._compare(path, beside, column, note=self._evidence(step, agent))
         else:
             with self._repeated(GENERATE, step, agent, before) as done:
                 fresh = self._fresh(tables.ROLLOUTS, step, agent)
                 if done and len(fresh):
                     self.report.exact += 1
-                    self._compare_all(path, _Beside(recorded, fresh))
-        return same
+                    self._compare_all(path, Beside(recorded, fresh), note=self._evidence(step, agent))
 
-    def _check_side_sample(self, step: int, agent: str, *, same: bool) -> None:
+    def _check_side_sample(self, step: int, agent: str) -> None:
         """Sample the side sample again, where that must give the same."""
         path, before = self._run.layout.side_rollouts(step, agent), self._run.layout.checkpoint(step - 1, agent)
         recorded = self._recorded(tables.SIDE_ROLLOUTS, step, agent)
-        if not len(recorded) or not same or self._samples_elsewhere("sampling the side sample again"):
+        what = "sampling the side sample again"
+        if not len(recorded) or not self._on_same_machine() or self._samples_elsewhere(what):
             return
         with self._repeated(SIDE_GENERATE, step, agent, before) as done:
             fresh = self._fresh(tables.SIDE_ROLLOUTS, step, agent)
             if done and len(fresh):
                 self.report.exact += 1
-                self._compare_all(path, _Beside(recorded, fresh))
+                self._compare_all(path, Beside(recorded, fresh), note=self._evidence(step, agent))
 
     def _rescored(self, checkpoint: Path, agent: str, recorded: pa.Table) -> pa.Table:
         """`policy`, `logprobs` and `support_logprob` of recorded tokens within their support under a checkpoint, in the
@@ -201,7 +247,7 @@ class DeepAudit:
             "support_logprob": [scores.support_logprob for scores in fresh],
         }
         schema = pa.schema([tables.ROLLOUTS.schema.field(name) for name in columns])
-        return pa.table(columns, schema=schema).append_column(_NAME, recorded[_NAME])
+        return pa.table(columns, schema=schema).append_column(NAME, recorded[NAME])
 
     def _samples_elsewhere(self, what: str) -> bool:
         """Whether another engine than the training stack sampled: its tokens are not the same bits every time."""
@@ -212,20 +258,23 @@ class DeepAudit:
             self._run.skip(what, "vLLM does not repeat itself to the bit")
         return elsewhere
 
-    def _check_update(self, step: int, agent: str, *, same: bool) -> None:
+    def _check_update(self, step: int, agent: str) -> None:
         layout = self._run.layout
+        recorded = self._recorded(tables.TRACE, step, agent)
+        if not len(recorded) and not layout.checkpoint(step, agent).is_dir():
+            return  # a run that has not come to this update; tables that should be there are findings of their own
+        same = self._on_same_machine()
         with self._repeated(UPDATE, step, agent, layout.checkpoint(step - 1, agent)) as done:
             if not done:
                 return
             self.report.exact += same
-            recorded = self._recorded(tables.TRACE, step, agent)
             fresh = self._fresh(tables.TRACE, step, agent)
             if len(recorded):
-                self._check_trace(layout.trace(step, agent), _Beside(recorded, fresh), same=same)
+                self._check_trace(layout.trace(step, agent), Beside(recorded, fresh), same=same)
             if self._is_there(layout.checkpoint(step, agent), "the weights after an update"):
                 self._check_checkpoint(step, agent, same=same)
 
-    def _check_trace(self, path: Path, beside: _Beside, *, same: bool) -> None:
+    def _check_trace(self, path: Path, beside: Beside, *, same: bool) -> None:
         if same:
             self._compare_all(path, beside)
             return
@@ -287,11 +336,28 @@ class DeepAudit:
             return
         with self._repeated(EVALUATE, step, agent, layout.checkpoint(step, agent)) as done:
             fresh = self._fresh(tables.EVALUATIONS, step, agent)
-            beside = _Beside(recorded, fresh)
-            same = np.logical_and.reduce([beside.same(column) for column in tables.EVALUATIONS.schema.names])
-            if done and same.sum() >= SAME_SHARE * len(recorded):
+            beside = Beside(recorded, fresh)
+            if not done:
+                return
+            if self._on_same_machine():
                 self.report.exact += 1
-                self._compare_all(path, beside)
+                self._compare_all(path, beside, note=self._evidence(step, agent))
+            else:
+                self._check_answers_elsewhere(path, beside)
+
+    def _check_answers_elsewhere(self, path: Path, beside: Beside) -> None:
+        """Answers of another machine: what differs by rounding is as often better as it is worse (a sign test)."""
+        same = np.logical_and.reduce([beside.same(column) for column in tables.EVALUATIONS.schema.names])
+        self._answers.update(rows=len(same), differing=int((~same).sum()))
+        self.report.exact += bool(same.all())
+        recorded, fresh = (np.asarray(table["reward"]) for table in (beside.recorded, beside.fresh))
+        above, below = int((recorded > fresh).sum()), int((recorded < fresh).sum())
+        if abs(above - below) > MOST_SIGMA * math.sqrt(above + below):
+            row = beside.recorded[NAME][int(np.flatnonzero(recorded != fresh)[0])].as_py()
+            wanted = "as many rewards above those of the repeated evaluation as below"
+            found = f"{above:,} above, {below:,} below"
+            note = f"within {MOST_SIGMA:g} standard deviations: another machine than the run's"
+            self._find(path, row, "reward", expected=wanted, found=found, count=above + below, note=note)
 
     # --- repeating and comparing -------------------------------------------------------------------------------------
 
@@ -321,22 +387,22 @@ class DeepAudit:
 
     def _recorded(self, table: tables.Table, step: int, agent: str) -> pa.Table:
         """The run's rows, named by their key."""
-        return _named(self._run.run_files, table, step, agent)
+        return named(self._run.run_files, table, step, agent)
 
     def _fresh(self, table: tables.Table, step: int, agent: str) -> pa.Table:
         """The repetition's rows, named by their key."""
-        return _named(RunFiles(self._run.pipeline.run, self._replay), table, step, agent)
+        return named(RunFiles(self._run.pipeline.run, self._replay), table, step, agent)
 
-    def _compare_all(self, path: Path, beside: _Beside) -> None:
+    def _compare_all(self, path: Path, beside: Beside, *, note: str = "") -> None:
         """Every column; and rows that only the repetition has."""
         for column in beside.recorded.column_names:
-            self._compare(path, beside, column)
+            self._compare(path, beside, column, note=note)
         missing = beside.only_fresh
         if len(missing):
-            self._find(path, missing[0].as_py(), expected="a row", found="no such row", count=len(missing))
+            self._find(path, missing[0].as_py(), expected="a row", found="no such row", count=len(missing), note=note)
 
     def _compare(
-        self, path: Path, beside: _Beside, column: str, *, most: float | Floats | None = None, note: str = ""
+        self, path: Path, beside: Beside, column: str, *, most: float | Floats | None = None, note: str = ""
     ) -> None:
         """One finding for all rows of a column that are not as repeated; the first is named."""
         odd = np.flatnonzero(~beside.same(column, most))
@@ -344,61 +410,11 @@ class DeepAudit:
             first = int(odd[0])
             wanted, recorded = (table[column][first].as_py() for table in (beside.fresh, beside.recorded))
             where, wanted, value = _first_difference(column, wanted, recorded)
-            name = beside.recorded[_NAME][first].as_py()
+            name = beside.recorded[NAME][first].as_py()
             self._find(path, name, where, expected=wanted, found=value, count=len(odd), note=note)
 
     def _find(self, path: Path, row: str = "", column: str = "", **facts: Any) -> None:
         self._run.find(CHECK, path, row, column, **facts)
-
-
-class _Beside:
-    """Rows of a run beside their repetition, those that both have.
-
-    Attributes:
-        recorded, fresh: the rows of each, in the order of the run's.
-        only_fresh: names of rows that only the repetition has.
-    """
-
-    def __init__(self, recorded: pa.Table, fresh: pa.Table) -> None:
-        place = pc.index_in(recorded[_NAME], value_set=fresh[_NAME])
-        ordered = np.array_equal(place.to_numpy(), np.arange(len(fresh)))  # as always, and then nothing is copied
-        self.recorded = recorded if ordered else recorded.filter(pc.is_valid(place))
-        self.fresh = fresh if ordered else fresh.take(place.drop_null())
-        self.only_fresh = fresh[_NAME].filter(pc.is_null(pc.index_in(fresh[_NAME], value_set=recorded[_NAME])))
-
-    def same(self, column: str, most: float | Floats | None = None) -> Flags:
-        """Which rows have the same value in a column; see `same_values`."""
-        flags = [np.empty(0, np.bool_)]
-        for start in range(0, len(self.recorded), _ROWS_AT_ONCE):
-            block = slice(start, start + _ROWS_AT_ONCE)
-            left, right = (table[column][block].combine_chunks() for table in (self.recorded, self.fresh))
-            flags.append(same_values(left, right, most[block] if isinstance(most, np.ndarray) else most))
-        return np.concatenate(flags)
-
-
-def _named(files: RunFiles, table: tables.Table, step: int, agent: str) -> pa.Table:
-    """Rows with one more column, their key; none where the table cannot be read (the audit of the tables says so)."""
-    try:
-        content = files.read(table, step, agent)
-    except HacpoError:
-        content = table.schema.empty_table()
-    # A pass of a step's updates sees each response once; which update that is may be what is wrong.
-    keys = [pc.cast(content[name], pa.string()) for name in table.key if name != "update"]
-    names = pc.binary_join_element_wise(*keys, "/")
-    if len(pc.unique(names)) < len(names):
-        times = [f" in pass {number}" for number in _times_before(names)]
-        names = pc.binary_join_element_wise(names, pa.array(times, pa.string()), "")
-    return content.append_column(_NAME, names)
-
-
-def _times_before(names: pa.ChunkedArray) -> Ints:
-    """How often each name was there before."""
-    codes = np.asarray(pc.index_in(names, value_set=pc.unique(names)), dtype=np.int64)
-    order = np.argsort(codes, kind="stable")
-    starts = np.searchsorted(codes[order], codes[order])
-    before = np.empty(len(codes), dtype=np.int64)
-    before[order] = np.arange(len(codes)) - starts
-    return before
 
 
 def _reason(error: Exception) -> str:
