@@ -31,6 +31,15 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            min=0,
+            help="Which texts a sample is; drawn anew, and printed, if left out.",
+            show_default=False,
+        ),
+    ] = None,
     deep: Annotated[
         bool, typer.Option("--deep", help="Also repeat the run with its checkpoints (takes as long as the run).")
     ] = False,
@@ -56,6 +65,7 @@ def audit(
         result = audit_run(
             opened,
             texts=None if texts is None else texts.value,
+            seed=seed,
             deep=deep,
             first=first,
             last=last,

@@ -408,6 +408,15 @@ def test_all_texts_of_a_small_run_and_a_sample_of_a_large_one(sandbox: Sandbox, 
     assert result.texts == "sample"
 
 
+def test_every_audit_draws_another_sample_and_says_which(sandbox: Sandbox, cli: Cli) -> None:
+    """Whoever altered a text must not know that it will not be read; what was read can be read again."""
+    command = ("audit", "pipelines/small", "--texts", "sample", "--until", "0", "--json")
+    first, second = (json.loads(cli(*command).out)["coverage"]["seed"] for _ in range(2))
+    assert first != second
+    again = cli(*command[:-1], "--seed", first)
+    assert f"texts (sample, --seed {first}): " in again.out
+
+
 def test_torch_is_not_loaded(sandbox: Sandbox) -> None:
     code = """
 import sys

@@ -85,7 +85,7 @@ def test_nothing_heavy_is_loaded_before_a_text_is_read(sandbox: Sandbox) -> None
     code = (
         "import sys\nfrom pathlib import Path\nfrom hacpo.pipeline.project import Pipeline\n"
         "from hacpo.tools.audit.texts import TextAudit\nfrom hacpo.tools.audit.audit_run import AuditRun\n"
-        "TextAudit(AuditRun(Pipeline.open(Path('pipelines/small'))), 'none').check(1)\n"
+        "TextAudit(AuditRun(Pipeline.open(Path('pipelines/small'))), 'none', 0).check(1)\n"
         "print([name for name in ('torch', 'transformers', 'sympy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True)

@@ -29,6 +29,7 @@ def as_json(audit: Audit) -> dict[str, Any]:
             "rows": dict(sorted(audit.rows.items())),
             "files": dict(sorted(audit.files.items())),
             "texts": audit.texts,
+            "seed": audit.seed if audit.texts == "sample" else None,
             "not_checked": [
                 {"what": what, "why": why, "times": times} for (what, why), times in sorted(audit.skipped.items())
             ],
@@ -110,8 +111,9 @@ def coverage_lines(audit: Audit) -> Iterator[str]:
     if texts is None:
         yield "texts: none (--texts none)"
     else:
+        which = f"sample, --seed {audit.seed}" if audit.texts == "sample" else audit.texts
         yield (
-            f"texts ({audit.texts}): {texts.verified:,} of {texts.verified_of:,} answers verified again, "
+            f"texts ({which}): {texts.verified:,} of {texts.verified_of:,} answers verified again, "
             f"{texts.decoded:,} of {texts.decoded_of:,} rollouts decoded, "
             f"{texts.retokenised:,} of {texts.retokenised_of:,} retokenised"
         )

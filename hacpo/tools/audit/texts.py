@@ -109,7 +109,7 @@ class TextAudit:
         report: how much was read so far.
     """
 
-    def __init__(self, run: AuditRun, mode: Texts, seed: int = 0) -> None:
+    def __init__(self, run: AuditRun, mode: Texts, seed: int) -> None:
         self.report = TextReport()
         self._run = run
         self._mode = mode

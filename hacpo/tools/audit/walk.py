@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 ALL_TEXTS_UP_TO = 20_000
 """Rollouts of a run up to which all texts are read unless asked otherwise: a few minutes' work."""
 
+_SEEDS = 1 << 32
+"""Seeds that are drawn from."""
+
 OnPart = Callable[[str, int, int], None]
 """Called with what is being done, the steps done, and all."""
 
@@ -41,6 +45,7 @@ class Audit:
         rows, files: table -> what was read.
         skipped: (what was not checked, why) -> how many times.
         texts: how many texts were read.
+        seed: which texts a sample is.
     """
 
     run: str
@@ -48,6 +53,7 @@ class Audit:
     last: int
     reached: int
     texts: Texts
+    seed: int
     findings: list[Finding]
     rows: Counter[str]
     files: Counter[str]
@@ -61,6 +67,7 @@ def audit(
     pipeline: Pipeline,
     *,
     texts: Texts | None = None,
+    seed: int | None = None,
     deep: bool = False,
     first: int | None = None,
     last: int | None = None,
@@ -70,6 +77,7 @@ def audit(
 
     Args:
         texts: which texts to read; None: all of a small run, else a sample.
+        seed: which texts a sample is; None: drawn, so that nobody who altered a run knows which are not read.
         deep: repeat the run with its checkpoints.
         first, last: steps to audit, 0 (the start) to T; all if None.
 
@@ -91,6 +99,7 @@ def audit(
         last=last,
         reached=presence.reached(run),
         texts=texts or _default_texts(run, presence),
+        seed=secrets.randbelow(_SEEDS) if seed is None else seed,
         findings=run.findings,
         rows=run.rows,
         files=run.files,
@@ -115,7 +124,7 @@ def audit(
     if result.texts != "none":
         from hacpo.tools.audit.texts import TextAudit
 
-        with TextAudit(run, result.texts) as reader:
+        with TextAudit(run, result.texts, result.seed) as reader:
             _each_step("texts", reader.check, result, tell)
             result.text_report = reader.report
     if deep:
