@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("running", "growing", "agents", "starting", "verify", "tables", "engine", "beside_trl", "files")
+MODULES = ("running", "repro", "growing", "agents", "starting", "verify", "tables", "engine", "beside_trl", "files")
 """Beside this file: where measurements are."""
 _PACKAGES = ("torch", "transformers", "tokenizers", "dvc", "pyarrow")
 _BEGIN, _END = "<!-- bench: begin -->\n", "<!-- bench: end -->\n"

@@ -140,3 +140,30 @@ def test_the_page_says_what_the_table_has(said: str, case: str, baseline: str, q
     )
     (number,) = re.findall(r"\.\d+", said)
     assert f"{abs(row['closed_form' if baseline == 'oracle' else 'value']):.{len(number) - 1}f}" == f"0{number}"
+
+
+def test_the_page_says_what_the_cosines_are() -> None:
+    table = pl.read_parquet(ROOT / "docs" / "results" / "cosines.parquet")
+    own = table.filter(pl.col("run") == "quickstart")
+    columns = ["cosine_halves", "control", "cosine_problems", "control_problems"]
+    columns += ["own_norm", "cross_norm", "cross_live"]
+    page = (ROOT / "docs" / "theory.md").read_text("utf-8")
+    rows = re.findall(r"^\| (ada|bo), (\d+)-(\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 8
+    for agent, first, last, cells in rows:
+        of = own.filter((pl.col("agent") == agent) & pl.col("step").is_between(int(first), int(last)))
+        assert [float(cell) for cell in cells.split(" | ")] == [
+            pytest.approx(of[name].mean(), abs=0.0051) for name in columns
+        ]
+    halves, problems = own["cosine_halves"] - own["control"], own["cosine_problems"] - own["control_problems"]
+    assert [f"{each.mean():.2f} +- {each.std() / len(each) ** 0.5:.2f}" for each in (halves, problems)] == [
+        "-0.02 +- 0.03",
+        "-0.03 +- 0.02",
+    ]
+    assert "-.02 +- .03 over 40 updates, on\n  other problems -.03 +- .02" in page
+    without = table.filter(pl.col("run") != "quickstart").join(own, on=["agent", "step", "other"])
+    for first, last, norm, change in ((1, 10, "2.4", "0.02 +- 0.03"), (11, 20, "1.7", "-0.07 +- 0.02")):
+        of = without.filter(pl.col("step").is_between(first, last))
+        difference = of["cosine_halves"] - of["cosine_halves_right"]
+        assert f"{of['cross_norm'].mean() / of['cross_norm_right'].mean():.1f}" == norm
+        assert f"{difference.mean():.2f} +- {difference.std() / len(difference) ** 0.5:.2f}" == change
