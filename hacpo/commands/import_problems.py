@@ -19,7 +19,13 @@ GYM = "reasoning_gym"
 """The set whose problems are made."""
 
 _SHOWN = 20
-"""Lines of one finding; the rest is counted."""
+"""Lines of one finding, and values in a line; the rest is counted."""
+
+_WIDEST = 400
+"""Characters of such a line: what ids and reasons hold is others' text."""
+
+_VALUE_WIDEST = 60
+"""Characters of one value in it."""
 
 
 def import_problems(
@@ -202,7 +208,7 @@ def _check(
     spelled = str if by_gym else normalised
     same = checks.same_texts(problems, spelled)
     _line("texts", f"{len(same):,} occur more than once" if same else "all different")
-    _listed([" = ".join(group) for group in same])
+    _listed([_joined(group) for group in same])
     progress = ConsoleProgress()
     settings = VerificationSettings(workers=2, reward=GYM if by_gym else "math")
     with progress.showing(f"answers of {name}"):
@@ -224,7 +230,10 @@ def _check(
     for column in ("subject", "level"):
         counted = checks.counts(getattr(row, column) for row in problems)
         if set(counted) != {"none"}:
-            _line(column, ", ".join(f"{value} {count:,}" for value, count in list(counted.items())[:_SHOWN]))
+            _line(
+                column,
+                ", ".join(f"{_cut(value, _VALUE_WIDEST)} {count:,}" for value, count in list(counted.items())[:_SHOWN]),
+            )
 
 
 def _no_overlap(others: Collection[str]) -> str:
@@ -243,9 +252,20 @@ def _line(label: str, text: str) -> None:
     print(f"  {label:<9} {harmless(text)}")
 
 
+def _joined(same: Sequence[str]) -> str:
+    """Names of the same thing, as many as are shown."""
+    rest = f" and {len(same) - _SHOWN:,} more" if len(same) > _SHOWN else ""
+    most = _WIDEST - len(rest)
+    return _cut(" = ".join(same[:_SHOWN]), most) + rest
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def _listed(lines: Sequence[str]) -> None:
     for line in lines[:_SHOWN]:
-        print(f"            {harmless(line)}")
+        print(f"            {harmless(_cut(line, _WIDEST))}")
     if len(lines) > _SHOWN:
         print(f"            and {len(lines) - _SHOWN:,} more")
 

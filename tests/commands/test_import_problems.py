@@ -193,6 +193,17 @@ def test_doubts_are_listed_and_refused_only_when_strict(cli: Cli) -> None:
     assert "words" not in done.out
 
 
+def test_what_is_listed_is_bounded_however_many_are_the_same_and_however_long_their_names(cli: Cli) -> None:
+    """A line holds 400 characters, of 20 names at most, after 12 spaces; values of a column 60 characters each."""
+    rows = [{"id": f"p{n:04}", "problem": "B", "answer": "2", "level": "l" * 5000} for n in range(1000)]
+    rows += [{"id": f"{n}{'q' * 5000}", "problem": "C", "answer": "3", "level": "l" * 5000} for n in range(2)]
+    done = cli("import", "mine", "--from", write(rows, "raw.jsonl"))
+    assert done.code == 0
+    assert "p0000 = p0001 = " in done.out
+    assert "p0019 and 980 more" in done.out
+    assert max(map(len, done.out.splitlines())) <= 412
+
+
 def test_texts_shared_within_and_with_other_sets_are_reported(cli: Cli) -> None:
     cli("import", "held", "--split", "test", "--from", write([{"problem": "What is $1+1$?", "answer": "2"}], "a.jsonl"))
     rows = [{"id": f"p{n}", "problem": text, "answer": "2"} for n, text in enumerate(["what is 1 + 1", "B", "b."])]
