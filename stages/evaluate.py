@@ -62,12 +62,12 @@ def _answers(
     """The agent's responses to a benchmark."""
     from hacpo.engines.interface import SamplingParameters, SamplingRequest
     from hacpo.seeds import derive_seed
-    from hacpo.tokens.prompts import prompt_token_ids
+    from hacpo.tokens.prompts import prompt_with_room
 
     settings = stage.settings
     agent, benchmark = settings.agents[stage.mine], settings.evaluation.benchmarks[name]
     prompts = {
-        problem.problem_id: prompt_token_ids(tokenizer, problem, agent.prompt)
+        problem.problem_id: prompt_with_room(tokenizer, problem, agent.prompt)
         for problem, sample in asked
         if sample == 0
     }

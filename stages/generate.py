@@ -35,7 +35,7 @@ def generate(stage: Stage) -> None:
     from hacpo.engines.interface import SamplingRequest, rescored
     from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
     from hacpo.seeds import derive_seed
-    from hacpo.tokens.prompts import prompt_token_ids
+    from hacpo.tokens.prompts import prompt_with_room
 
     step, agent, settings = stage.step, stage.mine, stage.settings
     table = tables.SIDE_ROLLOUTS if stage.spec.side else tables.ROLLOUTS
@@ -43,7 +43,7 @@ def generate(stage: Stage) -> None:
     problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
     tokenizer = open_asking_tokenizer(stage, step - 1)
     asked = settings.agents[agent].prompt
-    prompts = {problem.problem_id: prompt_token_ids(tokenizer, problem, asked) for problem in problems}
+    prompts = {problem.problem_id: prompt_with_room(tokenizer, problem, asked) for problem in problems}
     engine, sampler = open_sampler(stage, step - 1, table)
     keys = [(problem.problem_id, sample) for problem in problems for sample in range(samples)]
     requests = [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hacpo.artifacts.problem_rows import Asked
 from hacpo.errors import DataError, ModelError, TemplateError
 from hacpo.settings.agents import PromptSettings
+
+if TYPE_CHECKING:
+    from hacpo.tokens.tokenizers import ChatTokenizer
 
 Message = dict[str, str]
 
@@ -40,6 +43,24 @@ def prompt_token_ids(tokenizer: PromptTokenizer, asked: Asked, settings: PromptS
     """
     said = messages(asked.problem_id, asked.problem, settings)
     return tokenizer.render(asked.problem_id, said, settings.thinking)
+
+
+def prompt_with_room(tokenizer: ChatTokenizer, asked: Asked, settings: PromptSettings) -> list[int]:
+    """A problem as a prompt that a response is sampled to.
+
+    Raises:
+        DataError: as for `prompt_token_ids`; or the prompt leaves no room for a token in the model's context, whose
+            memory it may be far beyond (a template may repeat what it is given).
+    """
+    token_ids, longest = prompt_token_ids(tokenizer, asked, settings), tokenizer.context_length
+    if longest is not None and len(token_ids) >= longest:
+        raise DataError(
+            f"a prompt of {len(token_ids):,} tokens leaves no room for a response in the model's context",
+            where=f"problem {asked.problem_id!r} with {tokenizer.folder}",
+            expected=f"at most {longest - 1:,} tokens",
+            remedy="leave the problem out, mend the chat template, or use a model with a longer context",
+        )
+    return token_ids
 
 
 def check_template(tokenizer: PromptTokenizer, agent: str, settings: PromptSettings) -> None:

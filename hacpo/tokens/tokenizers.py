@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ class ChatTokenizer:
         Raises:
             TemplateError: the template refuses the messages.
             DataError: it makes nothing of them.
+            ModelError: the tokenizer cannot encode what it makes of them.
         """
         told = {} if thinking is None else dict.fromkeys(_THINKING, thinking)
         try:
@@ -151,7 +153,8 @@ class ChatTokenizer:
                 where=f"problem {problem_id!r} with {self.folder}",
                 reason=str(refusal),
             ) from None
-        token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        with self._encoding():
+            token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if not token_ids:
             raise DataError("the chat template renders nothing", where=f"problem {problem_id!r} with {self.folder}")
         return [int(token) for token in token_ids]
@@ -197,11 +200,27 @@ class ChatTokenizer:
 
     def _encoded(self, texts: Sequence[str]) -> Iterator[list[int]]:
         if self._encoder is not None:
-            for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False):
+            with self._encoding():
+                encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+            for encoding in encodings:
                 yield encoding.ids
             return
         for text in texts:
-            yield list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+            with self._encoding():
+                token_ids = list(
+                    self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+                )
+            yield token_ids
+
+    @contextmanager
+    def _encoding(self) -> Iterator[None]:
+        """Refuse a tokenizer whose own files keep it from encoding, such as one that names no token for the unknown."""
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # as in `load_tokenizer`
+            raise ModelError(f"the tokenizer encodes no text: {why_unloadable(error)}", where=self.folder) from None
 
     @cached_property
     def _never_in_text(self) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 from collections.abc import Callable
@@ -235,6 +236,43 @@ def test_a_prompt_that_the_template_refuses_is_named(project: Path, models: Path
     assert "problem 'modular-" in result.error
     assert "no percent signs" in result.error
     assert not (project / "artifacts" / "small" / "rollouts").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [("generate pipelines/small --step 1", "rollouts"), ("evaluate pipelines/small --step 0", "evaluations")],
+)
+def test_a_prompt_beyond_the_models_context_is_refused_before_sampling(
+    project: Path, models: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str, table: str
+) -> None:
+    """A template may make any length of a problem: a model of 128 tokens would sample from 3,000, or from millions."""
+    from hacpo.engines.response_store import SavingSampler
+
+    shutil.copytree(models / "ada", project / "wordy")
+    (project / "wordy" / "chat_template.jinja").write_text('{{ "1" * 3000 }}')
+    edit("models/ada", "wordy")()
+    for before in ("resolve pipelines/small", "prepare pipelines/small", "warmup pipelines/small --agent ada"):
+        assert cli(*before.split()).code == 0
+    monkeypatch.setattr(SavingSampler, "sample", None)  # nothing is sampled
+    result = cli(*command.split(), "--agent", "ada")
+    assert result.code == 5
+    assert "a prompt of 3,000 tokens leaves no room for a response in the model's context" in result.error
+    assert not (project / "artifacts" / "small" / table).exists()
+
+
+def test_a_tokenizer_that_encodes_nothing_is_refused(project: Path, models: Path, cli: Cli) -> None:
+    """It loads, and what its vocabulary lacks, here everything, it has no token for."""
+    shutil.copytree(models / "ada", project / "wordless")
+    path = project / "wordless" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["model"] = {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}
+    path.write_text(json.dumps(content))
+    edit("models/ada", "wordless")()
+    assert cli("resolve", "pipelines/small").code == 0
+    result = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert result.code == 6, result.error
+    assert "the tokenizer encodes no text: " in result.error
+    assert "UNK" in result.error
 
 
 def test_one_response_is_nothing_to_compare(finished_copy: Path, cli: Cli) -> None:
