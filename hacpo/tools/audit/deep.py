@@ -168,11 +168,11 @@ class DeepAudit:
         why = "no rollouts here tell whether this is the run's machine"
         if rows:
             why = "another machine type than the run's"
-            found = f"{why}: {differing:,} of {rows:,} differ in some bit"
-            self._run.skip("rollouts by sampling them again, and any number to the bit", found)
+            reason = f"{why}: {differing:,} of {rows:,} differ in some bit"
+            self._run.skip("rollouts by sampling them again, and any number to the bit", reason)
         if self._answers["differing"]:
-            found = f"{why}: {self._answers['differing']:,} of {self._answers['rows']:,}"
-            self._run.skip("held-out answers that come out otherwise", found)
+            reason = f"{why}: {self._answers['differing']:,} of {self._answers['rows']:,}"
+            self._run.skip("held-out answers that come out otherwise", reason)
 
     # --- the stages --------------------------------------------------------------------------------------------------
 
@@ -355,9 +355,9 @@ class DeepAudit:
         if abs(above - below) > MOST_SIGMA * math.sqrt(above + below):
             row = beside.recorded[NAME][int(np.flatnonzero(recorded != fresh)[0])].as_py()
             wanted = "as many rewards above those of the repeated evaluation as below"
-            found = f"{above:,} above, {below:,} below"
+            split = f"{above:,} above, {below:,} below"
             note = f"within {MOST_SIGMA:g} standard deviations: another machine than the run's"
-            self._find(path, row, "reward", expected=wanted, found=found, count=above + below, note=note)
+            self._find(path, row, "reward", expected=wanted, found=split, count=above + below, note=note)
 
     # --- repeating and comparing -------------------------------------------------------------------------------------
 
