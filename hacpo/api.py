@@ -95,8 +95,10 @@ def run(pipeline: str | Path, *, jobs: int | None = None, until: int | None = No
         FaultElsewhereError: a stage met what nobody foresaw; its traceback is this one's note.
     """
     from hacpo.pipeline.running.driver import run_pipeline
+    from hacpo.tools.check.before_run import check_before_run
 
     opened = Pipeline.open(Path(pipeline))
+    check_before_run(opened)
     run_pipeline(opened, jobs=jobs, until=until, remake=remake, apart=True)
     return RunTables(RunFiles(opened.run, opened.layout))
 

@@ -29,11 +29,13 @@ def run(
         from hacpo.pipeline.running.driver import run_pipeline
         from hacpo.pipeline.views.made_otherwise import made_otherwise
         from hacpo.pipeline.views.progress import print_outcome, steps_beyond
+        from hacpo.tools.check.before_run import check_before_run
 
     opened = Pipeline.open(pipeline)
     steps = opened.settings.steps
     if until is not None and until > steps:
         raise SettingsError("--until is beyond the last step", where=pipeline, expected=f"0 to {steps}", found=until)
+    check_before_run(opened)
     try:
         run_pipeline(opened, jobs=jobs, until=until, remake=yes)
     except RemakeError as refusal:

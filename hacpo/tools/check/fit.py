@@ -35,7 +35,7 @@ def check_fit(
     """
     for name, shape in shapes.items():
         if shape is not None:
-            yield from _check_lengths(settings, name, shape, with_vllm=engine in VLLM_ENGINES)
+            yield from check_lengths(settings, name, shape.context, with_vllm=engine in VLLM_ENGINES)
             if engine in VLLM_ENGINES:
                 yield from _check_parallel(settings.engine, name, shape)
     yield from _check_truncation(settings)
@@ -59,10 +59,10 @@ def check_launcher(settings: Settings, root: Path) -> Iterator[Remark]:
             yield error(refusal)
 
 
-def _check_lengths(settings: Settings, name: str, shape: ModelShape, *, with_vllm: bool) -> Iterator[Remark]:
+def check_lengths(settings: Settings, name: str, context: int | None, *, with_vllm: bool) -> Iterator[Remark]:
     """Longest responses, of training and of every benchmark, against what the model takes."""
     sampling, longest = settings.agents[name].sampling, settings.engine.vllm.max_model_len
-    limits = {f"the {shape.context:,} tokens of its model's context": shape.context} if shape.context else {}
+    limits = {f"the {context:,} tokens of its model's context": context} if context else {}
     if longest is not None and with_vllm:
         limits[f"engine.vllm.max_model_len {longest:,}"] = longest
     responses = {f"agents.{name}.sampling.max_new_tokens": sampling.max_new_tokens}
@@ -72,15 +72,15 @@ def _check_lengths(settings: Settings, name: str, shape: ModelShape, *, with_vll
     for setting, tokens in responses.items():
         for named, limit in limits.items():
             if tokens >= limit:
-                yield error(f"{setting}: {tokens:,} leaves agent {name} no room for a prompt within {named}")
+                yield error(f"{setting}: {tokens:,} leaves agent {name} no room for a prompt within {named}; lower it")
     trained = settings.pool.max_tokens
     if trained is not None and trained <= sampling.max_new_tokens:
         yield warning(
             f"pool.max_tokens: {trained:,} leaves out {name}'s longest responses (up to {sampling.max_new_tokens:,} "
             "tokens beside the prompt)"
         )
-    if trained is not None and shape.context is not None and trained > shape.context:
-        yield error(f"pool.max_tokens: {trained:,} is more than the {shape.context:,} tokens of {name}'s context")
+    if trained is not None and context is not None and trained > context:
+        yield error(f"pool.max_tokens: {trained:,} is more than the {context:,} tokens of {name}'s context")
 
 
 def _check_parallel(engine: EngineSettings, name: str, shape: ModelShape) -> Iterator[Remark]:

@@ -77,7 +77,8 @@ def check_data(pipeline: Pipeline, files: Files) -> Iterator[Remark]:
             continue
         if name == settings.data.train and count < settings.batch.prompts:
             yield error(
-                f"batch.prompts: a step takes {settings.batch.prompts} prompts, and {name} has {count} problems"
+                f"batch.prompts: a step takes {settings.batch.prompts} prompts, and {name} has {count} problems; lower "
+                f"it, or give it more problems (data.sets.{name})"
             )
     yield from map(to_do, commands)
 

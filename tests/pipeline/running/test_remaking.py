@@ -143,6 +143,44 @@ def test_a_run_that_is_half_another_is_not_a_whole_one(
     assert "This is no single run: step 2 made with other settings" in page
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            "prompts: 8",
+            "prompts: 80",
+            "batch.prompts: a step takes 80 prompts, and arithmetic/train has 64 problems; lower it, or give it more "
+            "problems (data.sets.arithmetic/train)",
+        ),
+        (
+            "max_new_tokens: 26",
+            "max_new_tokens: 96",
+            "agents.ada.sampling.max_new_tokens: 96 leaves agent ada no room for a prompt within the 96 tokens of its "
+            "model's context; lower it (1 more: `hacpo plan pipelines/small --check`)",
+        ),
+        pytest.param(
+            "device: cpu",
+            "device: cuda",
+            "engine.device is cuda, but torch sees no GPU. Set engine.device to auto or cpu",
+            marks=pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there may be a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked_or_written(
+    cli: Cli, finished_copy: Path, old: str, new: str, reason: str
+) -> None:
+    edit(old, new)
+    before = everything(finished_copy)
+    for answer in ((), ("--yes",)):
+        refused = cli("run", RUN, *answer)
+        assert refused.code == 2
+        assert refused.error == f"hacpo: error: pipelines/small/params.yaml: {reason}"
+    assert everything(finished_copy) == before
+    checked = cli("plan", "--check", RUN)
+    assert checked.code == 1
+    assert f"{RUN}: error: {reason.split(' (1 more', maxsplit=1)[0]}" in checked.out
+
+
 def test_settings_that_no_stage_reads_make_no_step_another(cli: Cli, finished_copy: Path) -> None:
     edit("steps: 2", "steps: 3\nretention: {keep_last: 1}\ndisk: {fsync: false}\nreport: {problems_per_step: 1}")
     assert cli("resolve", RUN).code == 0
