@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ from typing import Any
 import typer
 
 import hacpo.stages
+from hacpo.errors import SettingsError
 from hacpo.pipeline.execution.command_line import (
     INTERRUPTED,
     keep_out_the_working_directory,
@@ -45,6 +47,22 @@ class _Commands(typer.core.TyperGroup):
     """Loads the one that is called."""
 
     _listing = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever, but for `--version`."""
+        if args[:1] == ["--version"]:
+            from importlib.metadata import version
+
+            print(f"hacpo {version('hacpo')}")
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is named; of one that there is none of, which may be meant."""
+        name = args[0]
+        if not name.startswith("-") and name not in _PLACES and (near := difflib.get_close_matches(name, _PLACES, n=1)):
+            raise SettingsError(f"no such command {name!r}", remedy=f"did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Their names."""

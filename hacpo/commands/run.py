@@ -43,7 +43,8 @@ def run(
             raise
         print(refusal, file=sys.stderr)
         if not typer.confirm("Do it?", err=True):
-            raise
+            print(f"{opened.run}: nothing was changed", file=sys.stderr)
+            raise typer.Exit(refusal.exit_code) from None
         run_pipeline(opened, jobs=jobs, until=until, remake=True)
     print_outcome(opened, made_otherwise(opened.layout, opened.settings) if until is not None else {})
     if beyond := steps_beyond(opened):

@@ -12,7 +12,7 @@ from hacpo.artifacts.parquet import read_given
 from hacpo.artifacts.problem_rows import Problem, ScheduledProblem
 from hacpo.artifacts.tables import PROBLEMS
 from hacpo.data import gym, tasks
-from hacpo.errors import DataError, MissingInputError
+from hacpo.errors import DataError, MissingInputError, NotParquetError
 from hacpo.seeds import derive_seed
 from hacpo.settings.root import DataSet
 
@@ -59,7 +59,11 @@ def _made(source: DataSet) -> list[Problem]:
 def _read(path: Path) -> list[Problem]:
     if not path.is_file():
         raise MissingInputError("the problem file is missing", where=path, remedy="correct data.sets in params.yaml")
-    table = read_given(path, PROBLEMS.schema.names, optional=True)
+    try:
+        table = read_given(path, PROBLEMS.schema.names, optional=True)
+    except NotParquetError as error:
+        remedy = "data.sets takes Parquet; `hacpo import NAME --from FILE` makes it of CSV, JSON and JSONL"
+        raise DataError(f"not readable as Parquet: {error.reason}", where=path, remedy=remedy) from None
     for field in PROBLEMS.schema:
         if field.name in table.column_names:
             continue

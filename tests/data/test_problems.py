@@ -57,7 +57,7 @@ def test_a_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="the problem file is missing"):
         load("s/train", DataSet(path="none.parquet"), tmp_path)
     (tmp_path / "text.parquet").write_text("not parquet")
-    with pytest.raises(DataError, match="not readable as Parquet"):
+    with pytest.raises(DataError, match="not readable as Parquet.*`hacpo import NAME --from FILE` makes it"):
         load("s/train", DataSet(path="text.parquet"), tmp_path)
 
 

@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ def edit(old: str, new: str) -> Callable[[], None]:
         (edit("  ada:", "  a/b:"), "run pipelines/small", 2, "'a/b' cannot be a name"),
         (edit("group_size: 4", "group_size: 0"), "run pipelines/small", 2, "sampling.group_size"),
         (edit("seed: 1", "seed: 1"), "nothing pipelines/small", 2, "No such command 'nothing'"),
+        (edit("seed: 1", "seed: 1"), "rnu pipelines/small", 2, "no such command 'rnu'. Did you mean 'run'?"),
         (
             edit("recipe: hacpo", "recipe: gspo\n  advantage: {epsilon: 1.0e-6} #"),
             "generate pipelines/small --step 1 --agent ada",
@@ -386,3 +388,8 @@ def test_the_driver_reports_a_stages_error_and_keeps_what_was_done(finished_copy
     assert "the model folder is missing" in result.error
     edit("models/none", "models/bo")()
     assert cli("run", "pipelines/small", "--jobs", "1", "--yes").code == 0
+
+
+def test_the_version_is_said(cli: Cli) -> None:
+    said = cli("--version")
+    assert (said.code, said.out) == (0, f"hacpo {version('hacpo')}\n")

@@ -157,6 +157,14 @@ def _again(cli: Cli) -> bytes:
     return Path("again.html").read_bytes()
 
 
+def test_no_interval_is_wider_than_a_difference_can_be(cli: Cli) -> None:
+    # Two pairs differ by -1 and by +1: with one degree of freedom t is 12.7, and the interval 0 +- 12.7.
+    wide = [rows(name, seed, [[4 * ((seed + one) % 2)] * 4]) for one, name in enumerate("ab") for seed in (1, 2)]
+    assert "-1.000 to +1.000" in cli("compare", written(*wide)).out
+    single = cli("compare", written(rows("a", 1, [[0] * 4]), rows("b", 1, [[1] * 4]))).out
+    assert "a: 1 run, seed" in single
+
+
 def test_bad_input_is_one_line(cli: Cli) -> None:
     ours = written(rows("a", 1, [[0] * 4]), rows("b", 1, [[1] * 4]))
     pa.parquet.write_table(pa.table({"x": [1]}), "other.parquet")
@@ -167,6 +175,7 @@ def test_bad_input_is_one_line(cli: Cli) -> None:
     assert "--against: there is no 'c' (expected a, b)" in cli("compare", ours, "--against", "c").error
     assert "--benchmark: not all runs have 'x'" in cli("compare", ours, "--benchmark", "x").error
     assert "is no pipeline folder" in cli("compare", "nothing").error
+    assert cli("compare", "nothing.parquet").error == "hacpo: error: nothing.parquet: no such file"
     assert "there is one group" in cli("compare", written(rows("a", 1, [[0] * 4]))).error
     other = rows("b", 1, [[0] * 4])
     for row in other:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from hacpo.artifacts.text_files import read_bytes
 from hacpo.evaluation.bootstrap import Uncertain
 from hacpo.phrases import amount
-from hacpo.tools.compare.compare_view import TITLES, WORDS
+from hacpo.tools.compare.compare_view import TITLES, WORDS, possible
 from hacpo.tools.compare.comparing import Compared, Comparison, Difference, Point
 from hacpo.tools.compare.curves import AXES
 from hacpo.tools.compare.grouping import Group, differences
@@ -116,9 +116,8 @@ def _verdict(comparison: Comparison, difference: Difference) -> list[str]:
 
 
 def _interval(change: Uncertain) -> str:
-    if change.low is None or change.high is None:
-        return "none"
-    return f"{points(change.low)} to {points(change.high)}"
+    low, high = possible(change)
+    return "none" if low is None or high is None else f"{points(low)} to {points(high)}"
 
 
 def _panels(compared: Compared, base: str, benchmark: str) -> list[Panel]:

@@ -60,7 +60,11 @@ def _print_groups(console: Console, groups: Sequence[Group]) -> None:
         starts = {start for seed, start in units if start != seed}
         of_starts = f", starts {', '.join(map(str, sorted({start for _, start in units})))}" if starts else ""
         place = f"{group.base}/" if group.base else ""
-        console.print(harmless(f"{place}{group.name}: {len(units)} runs, seeds {seeds}{of_starts}"))
+        console.print(
+            harmless(
+                f"{place}{group.name}: {len(units)} {'run' if len(units) == 1 else 'runs'}, seeds {seeds}{of_starts}"
+            )
+        )
     rows = differences(groups)
     if rows:
         table = Table(box=None, padding=(0, 2))
@@ -95,9 +99,15 @@ def _row(difference: Difference) -> list[str]:
 
 def interval(change: Uncertain) -> str:
     """`-0.010 to +0.043`, or that there is none."""
+    low, high = possible(change)
+    return "none" if low is None or high is None else f"{low:+.3f} to {high:+.3f}"
+
+
+def possible(change: Uncertain) -> tuple[float | None, float | None]:
+    """The part of an interval that a difference of accuracies can be in, -1 to 1: a t-interval of few runs is wider."""
     if change.low is None or change.high is None:
-        return "none"
-    return f"{change.low:+.3f} to {change.high:+.3f}"
+        return None, None
+    return max(change.low, -1.0), min(change.high, 1.0)
 
 
 def as_json(compared: Compared) -> dict[str, Any]:

@@ -48,6 +48,8 @@ def read(named: Iterable[str]) -> pl.DataFrame:
 
 
 def _read(path: Path) -> pa.Table:
+    if not path.exists() and path.suffix:
+        raise MissingInputError("no such file", where=path)
     if path.is_file() and path.name not in (SWEEP, "params.yaml"):
         return read_given_results(path)
     folder = path.parent if path.is_file() else path

@@ -231,7 +231,8 @@ def test_a_terminal_is_asked(finished_copy: Path, answer: str, code: int) -> Non
             pass
     os.close(own)
     assert process.returncode == code, said
-    assert b"would be trained again" in said
+    assert said.count(b"would be trained again") == 1
+    assert (b"small: nothing was changed" in said) == (answer == "n")
     assert (contents(finished_copy) == before) == (answer == "n")
 
 
