@@ -456,7 +456,8 @@ def test_the_start_has_a_seed_of_its_own(study: Path, cli: Cli) -> None:
 
 
 def test_a_setting_that_a_later_version_adds_makes_nothing_again(project: Path) -> None:
-    from hacpo.pipeline.views.run_results import UNTRAINED, difference
+    from hacpo.pipeline.views.made_otherwise import UNTRAINED
+    from hacpo.pipeline.views.run_results import difference
     from hacpo.settings import params
 
     settings = params.load(Path("pipelines/small/params.yaml"))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from hacpo.artifacts import parquet, tables
+from hacpo.artifacts import tables
 from hacpo.artifacts.layout import Layout
 from hacpo.errors import ArtifactError, HacpoError, harmless
 from hacpo.phrases import ranges
@@ -43,14 +43,14 @@ def made_otherwise(
         last: up to this step; None: up to the run's last.
     """
     expected = _Expected(settings)
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for step in range((settings.steps if last is None else last) + 1):
         for agent in settings.agents if agents is None else agents:
             why = next(_differences(layout, expected, step, agent), None)
             if why is not None:
-                found[step] = why
+                reasons[step] = why
                 break
-    return found
+    return reasons
 
 
 def recorded_settings(pipeline: Pipeline) -> Settings:
@@ -109,6 +109,8 @@ class _Expected:
 def _differences(layout: Layout, expected: _Expected, step: int, agent: str) -> Iterator[str]:
     """What an agent's files of a step say otherwise. Keys that a table lacks, or has above those of today, are those of
     another version of the program."""
+    from hacpo.artifacts import parquet
+
     for table in _TABLES:
         path = layout.path(table, step, agent)
         if not path.exists():

@@ -273,7 +273,7 @@ def _curve(read: _Read, seed: int) -> list[Point]:
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """The same with p-values corrected for the number of verdicts of the same measure."""
-    found: dict[tuple[int, int], float] = {}
+    corrected_of: dict[tuple[int, int], float] = {}
     for measure in MEASURES:
         places = [
             (at, number, difference.change.p)
@@ -282,12 +282,12 @@ def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
             if difference.measure == measure and not difference.agent and difference.change.p is not None
         ]
         for (at, number, _), value in zip(places, holm([p for *_, p in places if p is not None]), strict=True):
-            found[at, number] = value
+            corrected_of[at, number] = value
     return [
         replace(
             comparison,
             differences=[
-                replace(difference, corrected=found.get((at, number)))
+                replace(difference, corrected=corrected_of.get((at, number)))
                 for number, difference in enumerate(comparison.differences)
             ],
         )
