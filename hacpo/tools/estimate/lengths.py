@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median_low
 
 import pyarrow as pa
 
@@ -34,6 +35,10 @@ PROBLEM_BYTES = (210.0, 4_309)
 
 ASSUMED_SHARE = 0.5
 """Mean response as a share of the longest, where nothing else is known: on the safe side for models that stop early."""
+
+
+_TIMED = ("sampling_seconds", "scoring_seconds", "train_seconds")
+"""What stages time by themselves: without the loading of libraries, models and files."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class Measured:
         steps: how many steps they are from; 0: there is none.
         prompt, response: tokens.
         benchmarks: benchmark -> mean response in tokens.
-        seconds: stage -> mean seconds of one step (or of one evaluation), of those that each agent has in a step.
+        seconds: stage -> seconds of one step (or of one evaluation), of those that each agent has in a step.
     """
 
     steps: int
@@ -146,7 +151,7 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
     evaluated = list(_metrics(layout, EVALUATE, agent, settings.steps))
     rollouts = sum(step["rollouts"] for step in sampled)
     seconds = {
-        stage: sum(step["seconds"] for step in steps) / len(steps)
+        stage: _seconds(steps)
         for stage in PIPELINE
         if stage.per != "run" and stage.at in ("step", "evaluation")
         if (steps := list(_metrics(layout, stage, agent, settings.steps)))
@@ -162,6 +167,14 @@ def measure(layout: Layout, settings: Settings, agent: str, answered: dict[str, 
         },
         seconds,
     )
+
+
+def _seconds(steps: Sequence[Mapping[str, float]]) -> float:
+    """Seconds of a stage in one step: the mean of the work that it has timed by itself, and of all else (reading,
+    writing, and where its process is cold the loading of libraries, tens of seconds) the lower median."""
+    work = [sum(step.get(part, 0.0) for part in _TIMED) for step in steps]
+    rest = median_low(max(step["seconds"] - own, 0.0) for step, own in zip(steps, work, strict=True))
+    return sum(work) / len(work) + rest
 
 
 def _metrics(layout: Layout, stage: StageSpec, agent: str, steps: int, *counts: str) -> Iterator[dict[str, float]]:
