@@ -27,7 +27,7 @@ NO_STAGES = {
     ("hacpo/engines/vllm/connection.py", "verify"): "an option of requests",
     ("hacpo/pipeline/execution/workers.py", "report"): "a kind of message between processes",
     ("hacpo/settings/params.py", "warmup"): "a block of an agent's settings",
-    ("hacpo/tools/audit/deep.py", "update"): "a column of the trace",
+    ("hacpo/tools/audit/beside.py", "update"): "a column of the trace",
     ("hacpo/tools/check/starts.py", "warmup"): "a block of an agent's settings",
 }
 
