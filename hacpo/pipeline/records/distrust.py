@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import functools
 import os
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hacpo.errors import ArtifactError
+
+_OF_OUTPUT = {"path", "hash", "md5", "size", "nfiles"}
+"""What DVC says of an output of ours."""
 
 _HASH = re.compile(r"[0-9a-f]{32}(\.dir)?")
 """What an object of DVC's cache is called."""
@@ -47,22 +51,23 @@ def refuse_odd_names() -> None:
 
     objects: Any = LocalHashFileDB
     trees: Any = Tree
-    any_path, load_any = objects.oid_to_path, trees.load
+    any_path, any_files = objects.oid_to_path, trees.from_list
 
     def path_of_hash(self: Any, oid: str) -> str:
         if not _HASH.fullmatch(oid):
             raise _odd_name("a hash", "32 hexadecimal digits, for a folder with .dir", oid)
         return str(any_path(self, oid))
 
-    def load_inside(odb: Any, hash_info: Any, *arguments: Any, **options: Any) -> Any:
-        tree = load_any(odb, hash_info, *arguments, **options)
+    def files_inside(listed: Any, *arguments: Any, **options: Any) -> Any:
+        """Of lists in the cache, in locks and in the run cache alike."""
+        tree = any_files(listed, *arguments, **options)
         for parts, *_ in tree:
             if not {"", ".", ".."}.isdisjoint(parts):
                 raise _odd_name("a file of a folder", "a path within the folder", "/".join(parts))
         return tree
 
     if any_path.__name__ != path_of_hash.__name__:
-        objects.oid_to_path, trees.load = path_of_hash, staticmethod(load_inside)
+        objects.oid_to_path, trees.from_list = path_of_hash, staticmethod(files_inside)
 
 
 def _odd_name(what: str, expected: str, found: str) -> ArtifactError:
@@ -134,11 +139,16 @@ def check_object(cache: Any, oid: str, check_hash: bool = True, _info: Any = Non
 
 
 def _entry(runs: Any, load: Any, key: str, value: str) -> Any:
-    """As `StageCache._load_cache` of DVC, which does not compare an entry with its name; a damaged one goes."""
+    """As `StageCache._load_cache` of DVC, which does not compare an entry with its name, nor its outputs with the stage
+    that it is of; one that is damaged, or not as DVC writes it of a stage of ours, goes."""
     from dvc.stage.cache import _get_cache_hash
 
     entry = load(key, value)
-    if entry is None or _get_cache_hash(entry) == value:
+    if entry is None or (
+        _get_cache_hash(entry) == value
+        and _get_cache_hash(copy.deepcopy(entry), key=True) == key  # of the stage, and of its outputs' paths
+        and all(out.keys() <= _OF_OUTPUT for out in entry.get("outs", ()))
+    ):
         return entry
     path = Path(runs._get_cache_path(key, value))
     path.unlink(missing_ok=True)

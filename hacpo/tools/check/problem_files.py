@@ -59,7 +59,11 @@ def check_data(pipeline: Pipeline, files: Files) -> Iterator[Remark]:
     """Every data set, and whether there are enough problems for a step."""
     settings, commands = pipeline.settings, dict[str, None]()
     for name, source in settings.data.sets.items():
-        if source.path is not None and not (pipeline.root / source.path).is_file():
+        path = None if source.path is None else pipeline.root / source.path
+        if path is not None and path.exists() and not path.is_file():
+            yield error(f"data.sets.{name}: {source.path} is no regular file; put a file in its place")
+            continue
+        if source.path is not None and path is not None and not path.is_file():
             command = _import_command(name, source.path)
             if command is not None:
                 commands[command] = None

@@ -203,14 +203,15 @@ def test_a_pipe_in_the_place_of_problems_is_refused(finished_copy: Path) -> None
     made = "{task: arithmetic, split: train, problems: 64}"
     params.write_text(params.read_text().replace(made, "{path: problems.parquet}"))
     os.mkfifo("problems.parquet")
-    _assert_refused(["run", "pipelines/small", "--yes"], "problems.parquet: is no regular file")
+    said = "pipelines/small/params.yaml: data.sets.arithmetic/train: problems.parquet is no regular file"
+    _assert_refused(["run", "pipelines/small", "--yes"], said, code=2)
 
 
-def _assert_refused(words: list[str], what: str) -> None:
+def _assert_refused(words: list[str], what: str, code: int = 4) -> None:
     """In a process that can be killed: without the refusal it waits for ever."""
     command = [sys.executable, "-m", "hacpo.cli", *words]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 4, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     assert f"hacpo: error: {what}" in done.stderr
 
 
@@ -296,6 +297,40 @@ def test_no_name_in_dvcs_files_leads_out_of_a_folder(finished_copy: Path, cli: C
     assert private.read_text() == "a private key"
     assert not target.exists()
     assert not (made / "more").exists()
+
+
+@pytest.mark.parametrize("way", ["files of a folder", "an output more", "no more than that"])
+def test_the_run_cache_has_no_outputs_but_a_stages_own(finished_copy: Path, cli: Cli, private: Path, way: str) -> None:
+    """What DVC keeps of a stage is named by its own content, so a stranger can name outputs there, and their files."""
+    from dvc.utils import dict_sha256
+    from ruamel.yaml import YAML
+
+    yaml, cache, report = YAML(typ="safe"), finished_copy / ".dvc/cache", finished_copy / "artifacts/small/report"
+    (kept,) = (file for file in cache.glob("runs/*/*/*") if "cmd: hacpo report " in file.read_text())
+    entry, before = yaml.load(kept.read_text()), sorted(os.listdir(report))
+    name = put(cache / "files/md5", b"a stranger's")
+    outside = {"relpath": os.path.relpath(private, report / "more"), "md5": name}
+    listed = put(cache / "files/md5", json.dumps([dict(sorted(outside.items()))]).encode(), ".dir")
+    assert listed.endswith(".dir")
+    if way == "files of a folder":
+        entry["outs"].append({"path": "artifacts/small/report/more", "hash": "md5", "files": [outside]})
+    elif way == "an output more":
+        entry["outs"].append({"path": "stranger.py", "hash": "md5", "md5": name, "size": 12})
+    kept.unlink()
+    with (kept.parent / dict_sha256(entry, exclude=["size", "nfiles"])).open("w") as file:
+        yaml.dump(entry, file)
+    lock = finished_copy / "pipelines/small/dvc.lock"
+    locked = yaml.load(lock.read_text())
+    del locked["stages"]["report"]
+    with lock.open("w") as file:
+        yaml.dump(locked, file)
+    shutil.rmtree(report)
+    result = cli("run", "pipelines/small")
+    assert result.code == 0, result
+    assert ("restored" in result.err) == (way == "no more than that")
+    assert private.read_text() == "a private key"
+    assert not Path("stranger.py").exists()
+    assert sorted(os.listdir(report)) == before
 
 
 def test_no_checkpoint_in_the_cache_has_a_path_for_an_object(finished_copy: Path, cli: Cli, private: Path) -> None:
