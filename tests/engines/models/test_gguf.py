@@ -41,6 +41,17 @@ def tiny(project: Path) -> Path:
     return write_gguf(project / "start/tiny.gguf", kind="Q8_0")
 
 
+def refused_start(cli: Cli, project: Path, model: str = "start/tiny.gguf", revision: str | None = None) -> Any:
+    """What `hacpo warmup` says, which makes no start."""
+    was_there = START.exists()
+    use(project, model, revision)
+    cli("resolve", "pipelines/small")
+    refused = cli("warmup", "pipelines/small", "--agent", "ada")
+    assert refused.code != 0
+    assert START.exists() == was_there
+    return refused
+
+
 def unpacked(file: Path, target: Path) -> Any:
     """The model that `unpack` makes of a file, in this process."""
     from hacpo.engines.models.safe_load import load_whole
@@ -76,10 +87,7 @@ def test_a_run_starts_from_a_gguf_file_and_says_which(cli: Cli, project: Path, t
     findings = json.loads(cli("audit", "pipelines/small", "--json").out)["findings"]
     (found,) = [one for one in findings if one["file"].endswith(f"step=0000/agent=ada/{STARTED_FROM}")]
     assert (found["column"], found["expected"], found["found"]) == ("sha256", other, digest)
-    use(project, revision=digest)
-    cli("resolve", "pipelines/small")
-    refused = cli("warmup", "pipelines/small", "--agent", "ada")
-    assert refused.code != 0
+    refused = refused_start(cli, project, revision=digest)
     assert f"agents.ada.revision: the GGUF file is another one (expected {digest}, found {other})" in refused.error
 
 
@@ -178,12 +186,8 @@ def test_a_hostile_file_is_one_line_within_bounds(cli: Cli, project: Path, monke
     (project / "start").mkdir()
     (project / "start/tiny.gguf").write_bytes(endless + kind + struct.pack("<IQ", 7, 1 << 62))
     monkeypatch.setattr("hacpo.engines.models.gguf_start.MEMORY", 1 << 30)
-    use(project)
-    cli("resolve", "pipelines/small")
-    refused = cli("warmup", "pipelines/small", "--agent", "ada")
-    assert refused.code != 0
+    refused = refused_start(cli, project)
     assert "tiny.gguf: takes too much memory to read (expected at most 1 GiB)" in refused.error
-    assert not START.exists()
 
 
 def test_a_damaged_file_is_one_line(cli: Cli, project: Path, tmp_path: Path) -> None:
@@ -193,24 +197,16 @@ def test_a_damaged_file_is_one_line(cli: Cli, project: Path, tmp_path: Path) -> 
         assert refusal(tmp_path / "cut.gguf", tmp_path / str(number))
     (project / "start").mkdir()
     (project / "start/tiny.gguf").write_bytes(whole[:-9000])
-    use(project)
-    cli("resolve", "pipelines/small")
-    refused = cli("warmup", "pipelines/small", "--agent", "ada")
-    assert refused.code != 0
+    refused = refused_start(cli, project)
     assert "start/tiny.gguf: cannot be read: " in refused.error
     assert "Traceback" not in refused.err
-    assert not START.exists()
 
 
 def test_a_chat_template_without_end_is_refused(cli: Cli, project: Path) -> None:
     (project / "start").mkdir()
     write_gguf(project / "start/tiny.gguf", template="{% for i in range(10**9) %}x{% endfor %}")
-    use(project)
-    cli("resolve", "pipelines/small")
-    refused = cli("warmup", "pipelines/small", "--agent", "ada")
-    assert refused.code != 0
+    refused = refused_start(cli, project)
     assert "the chat template cannot render this prompt" in refused.error
-    assert not START.exists()
 
 
 def test_which_file_is_meant(tmp_path: Path) -> None:
