@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.study import markdown, quick, rates
-from benchmarks.study.asked import FAMILIES, RESULTS, everything, read_study
+from benchmarks.study.asked import FAMILIES, RESULTS, begun, everything, read_study
 from hacpo.artifacts import storage
 from hacpo.tools.compare.compare_page import render
 
@@ -56,14 +56,17 @@ def _tune(root: Path, jobs: int) -> None:
 
 
 def _sweep(root: Path, family: str, jobs: int, only: Sequence[str] = ()) -> bool:
-    """Run a family's cells, those that fail once more, and collect all that are done; returns whether all are."""
+    """Run what of a family is not done, what fails once more, and collect all; returns whether all is done."""
     words = [word for pattern in only for word in ("--only", pattern)]
+    if (root / begun(family)).is_file():
+        _hacpo(root, family, "--take", str(begun(family)))
     failed = _hacpo(root, family, "--jobs", str(jobs), *words)
     if failed:
         print(f"{family}: what has failed is run once more", flush=True)
         failed = _hacpo(root, family, "--jobs", str(jobs), *words)
     (root / RESULTS).mkdir(parents=True, exist_ok=True)
     _hacpo(root, family, "--collect", str(RESULTS / f"{family}.parquet"))
+    (root / begun(family)).unlink(missing_ok=True)
     return not failed
 
 

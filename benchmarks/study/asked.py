@@ -16,6 +16,11 @@ BENCHMARK = "final"
 RESULTS = Path("docs/results")
 
 
+def begun(family: str) -> Path:
+    """Results of a family that is not whole: nobody looks at them, and who goes on with it begins there."""
+    return RESULTS / "begun" / f"{family}.parquet"
+
+
 @dataclass(frozen=True, eq=False)
 class Study:
     """What of the study is done.

@@ -11,6 +11,7 @@ from hacpo.pipeline.execution.command_line import main_of
 
 if TYPE_CHECKING:
     from hacpo.pipeline.sweeping.planned_cells import PlannedCell
+    from hacpo.pipeline.sweeping.sweep_file import SweepFile
 
 
 def sweep(
@@ -31,6 +32,14 @@ def sweep(
             "--collect",
             metavar="FILE",
             help="Write the results of the cells that are done into one Parquet file, and run nothing.",
+        ),
+    ] = None,
+    take: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--take",
+            metavar="FILE",
+            help="Count cells as done whose results such a file has, and run nothing: they ran elsewhere; repeatable.",
         ),
     ] = None,
     yes: Annotated[
@@ -54,16 +63,32 @@ def sweep(
         raise SettingsError(
             "--only fits no cell", found=", ".join(only or ()), expected=f"such as {every[0].cell.name}"
         )
+    if take and dry_run:
+        raise SettingsError("--take writes, and --dry-run does not", remedy="give one of them")
+    if take:
+        _take(described, chosen, take)
     if collect is not None:
         _collect(chosen, collect)
     elif dry_run:
         _say_what_comes(described.folder, chosen)
-    else:
+    elif not take:
         from hacpo.pipeline.sweeping.sweeping import run_sweep
 
         failed = run_sweep(described, every, chosen, jobs=jobs, remake=yes)
         if failed:
             raise typer.Exit(1)
+
+
+def _take(described: SweepFile, cells: list[PlannedCell], files: list[Path]) -> None:
+    from hacpo.pipeline.sweeping.collecting import alone, take
+
+    with alone(described, cells[0].group):
+        for file in files:
+            taken, others = take(cells, file)
+            print(f"{file}: {len(taken)} runs taken")
+            for name, why in others.items():
+                print(f"{name}: not taken, it was made with other settings than sweep.yaml has: {why}")
+    print(f"{described.folder}: {sum(cell.done for cell in cells)} of {len(cells)} runs done")
 
 
 def _collect(cells: list[PlannedCell], out: Path) -> None:

@@ -78,6 +78,23 @@ def test_every_cell_is_a_run_like_any_other(study: Path, cli: Cli) -> None:
     assert collected.code == 0, collected.err
     assert "out.parquet: 4 of 4 runs, 16 rows" in collected.out  # 4 runs x 2 agents x steps 0 and 1 x 1 benchmark
     assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0  # what it has made it replaces
+    shutil.rmtree("artifacts/study/.results/small/gspo")
+    taken = cli("sweep", "pipelines/study", "--take", "out.parquet", "--only", "*/seed-2")
+    assert taken.code == 0, taken.err
+    assert "out.parquet: 1 runs taken\npipelines/study: 2 of 2 runs done" in taken.out
+    described(DESCRIBED.replace("gspo}}", "gspo}, steps: 2}"))
+    taken = cli("sweep", "pipelines/study", "--take", "out.parquet")
+    assert "out.parquet: 0 runs taken" in taken.out
+    assert (
+        "small/gspo/seed-1: not taken, it was made with other settings than sweep.yaml has: steps 1 -> 2" in taken.out
+    )
+    described(DESCRIBED)
+    assert (
+        "1 runs taken\npipelines/study: 4 of 4 runs done"
+        in cli("sweep", "pipelines/study", "--take", "out.parquet").out
+    )
+    assert cli("sweep", "pipelines/study", "--collect", "again.parquet").code == 0
+    assert pl.read_parquet("again.parquet").equals(pl.read_parquet("out.parquet"))
     os.mkfifo("pipe")
     for other, found in (
         ("pipelines", "found a folder"),
@@ -428,6 +445,8 @@ def test_refusals_that_need_no_run(study: Path, cli: Cli) -> None:
     assert "pipelines/small: there is no sweep.yaml" in cli("sweep", "pipelines/small").error
     assert "--only fits no cell" in cli("sweep", "pipelines/study", "--only", "x").error
     assert "no cell is done yet" in cli("sweep", "pipelines/study", "--collect", "out.parquet").error
+    assert "--take writes" in cli("sweep", "pipelines/study", "--take", "out.parquet", "--dry-run").error
+    assert "out.parquet: " in cli("sweep", "pipelines/study", "--take", "out.parquet").error
     mine = Path("pipelines/study/small/hacpo/seed-1/params.yaml")
     mine.parent.mkdir(parents=True)
     mine.write_text("extends: ../../../../small/params.yaml\n")

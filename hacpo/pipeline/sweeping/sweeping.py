@@ -6,18 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hacpo.artifacts import storage
-from hacpo.artifacts.durability import make_folders
 from hacpo.errors import BusyError, HacpoError, SettingsError
-from hacpo.pipeline.locking.locks import only_one
-from hacpo.pipeline.sweeping.collecting import collect
+from hacpo.pipeline.sweeping.collecting import alone, collect
 from hacpo.pipeline.sweeping.discarding import discard, is_there
 from hacpo.pipeline.sweeping.planned_cells import PlannedCell, strays
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
 from hacpo.pipeline.sweeping.sweep_view import SweepView
 from hacpo.pipeline.sweeping.working import SweepWork
-
-_LOCK = ".sweep.lock"
 
 
 @dataclass
@@ -69,12 +64,7 @@ def run_sweep(
         BusyError: another `hacpo sweep` works on this one.
         StorageError: the disk refuses.
     """
-    group = every[0].group
-    try:
-        make_folders(group)
-    except OSError as error:
-        raise storage.refused(group, error) from None
-    with only_one(group / _LOCK, f"another `hacpo sweep` works on {sweep.folder}"):
+    with alone(sweep, every[0].group):
         waiting = [cell for cell in chosen if not cell.done]
         _check_stale(sweep, waiting, remake=remake)
         for cell in chosen:
