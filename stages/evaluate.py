@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hacpo.pipeline.catalogue import EVALUATE
@@ -25,35 +25,61 @@ def evaluate(stage: Stage) -> None:
     """Write evaluations/step=<step>/agent=<name>; step 0 is the start."""
     from hacpo.artifacts import tables
     from hacpo.artifacts.problem_rows import Problem
-    from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
-    from hacpo.verifying.verifier import check_error_rate
+    from hacpo.engines.response_store import remove_saved
+    from hacpo.verifying.verifier import VERDICT, check_error_rate, verdicts_in
 
     settings = stage.settings
-    columns: dict[str, list[Any]] = {name: [] for name in tables.EVALUATIONS.schema.names}
-    judged: list[Verdict] = []
-    # First of all: a reward function that cannot be used must not cost the sampling.
-    with stage.session.verifier(settings.verification, stage.root) as verifier:
-        tokenizer = open_asking_tokenizer(stage, stage.step)
-        engine, sampler = open_sampler(stage, stage.step, tables.EVALUATIONS)
-        for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
-            problems = Problem.of(stage.read(tables.PROBLEMS, benchmark.data).slice(0, stage.limit))
-            asked = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
-            responses = _answers(stage, name, asked, tokenizer, sampler)
-            texts = [tokenizer.decode(response.token_ids) for response in responses]
-            verdicts = verifier.verify(_requests(asked, texts, responses))
-            for column, values in _columns(name, asked, texts, responses, verdicts).items():
-                columns[column] += values
-            judged += verdicts
-            stage.metrics |= {f"{name}.{key}": value for key, value in _numbers(stage, name, verdicts).items()}
-            stage.metrics[f"{name}.tokens"] = sum(len(response.token_ids) for response in responses)
-    engine.release_memory()
-    stage.metrics |= engine.metrics
-    stage.write(tables.EVALUATIONS, columns, rows_per_shard=settings.storage.rows_per_shard)
-    sampler.remove_saved()
-    check_error_rate(judged, settings.verification, where=stage.outputs.evaluation(stage.step, stage.mine))
+    asked: dict[str, Asked] = {}
+    for name, benchmark in sorted(settings.evaluation.benchmarks.items()):
+        problems = Problem.of(stage.read(tables.PROBLEMS, benchmark.data).slice(0, stage.limit))
+        asked[name] = [(problem, sample) for problem in problems for sample in range(benchmark.samples)]
+    if not stage.make(tables.EVALUATIONS, sum(map(len, asked.values())), lambda rows: _answered(stage, asked, rows)):
+        return
+    remove_saved(stage.outputs.saved(tables.EVALUATIONS.name, stage.step, stage.mine))
+    made = stage.made(tables.EVALUATIONS, ["token_count", *VERDICT])
+    verdicts, counts = verdicts_in(made), made["token_count"].to_pylist()
+    for name, mine in _places(asked):
+        own = slice(mine.start, mine.stop)
+        stage.metrics |= {f"{name}.{key}": value for key, value in _numbers(stage, name, verdicts[own]).items()}
+        stage.metrics[f"{name}.tokens"] = sum(counts[own])
+    check_error_rate(verdicts, settings.verification, where=stage.outputs.evaluation(stage.step, stage.mine))
     stage.summary = ", ".join(
         f"{name} {stage.metrics[f'{name}.accuracy']:.3f}" for name in settings.evaluation.benchmarks
     )
+
+
+def _places(asked: Mapping[str, Asked]) -> Iterator[tuple[str, range]]:
+    """Which rows of the table a benchmark has."""
+    start = 0
+    for name, one in asked.items():
+        yield name, range(start, start + len(one))
+        start += len(one)
+
+
+def _answered(stage: Stage, asked: Mapping[str, Asked], rows: range) -> dict[str, list[Any]]:
+    """Some rows of the table. Whole blocks of a benchmark are sampled together, whatever part of them is asked for."""
+    from hacpo.artifacts import tables
+    from hacpo.pipeline.execution.sampling import blocks_around, open_asking_tokenizer, open_sampler
+
+    columns: dict[str, list[Any]] = {name: [] for name in tables.EVALUATIONS.schema.names}
+    # First of all: a reward function that cannot be used must not cost the sampling.
+    with stage.session.verifier(stage.settings.verification, stage.root) as verifier:
+        tokenizer = open_asking_tokenizer(stage, stage.step)
+        engine, sampler = open_sampler(stage, stage.step, tables.EVALUATIONS)
+        for name, place in _places(asked):
+            first, end = max(rows.start - place.start, 0), min(rows.stop - place.start, len(place))
+            if first >= end:
+                continue
+            around = blocks_around(range(first, end), stage.settings.engine.save_every, len(place))
+            drawn = _answers(stage, name, asked[name][around.start : around.stop], tokenizer, sampler)
+            mine, responses = asked[name][first:end], drawn[first - around.start : end - around.start]
+            texts = [tokenizer.decode(response.token_ids) for response in responses]
+            verdicts = verifier.verify(_requests(mine, texts, responses))
+            for column, values in _columns(name, mine, texts, responses, verdicts).items():
+                columns[column] += values
+    engine.release_memory()
+    stage.metrics |= engine.metrics
+    return columns
 
 
 def _answers(
@@ -68,8 +94,7 @@ def _answers(
     agent, benchmark = settings.agents[stage.mine], settings.evaluation.benchmarks[name]
     prompts = {
         problem.problem_id: prompt_with_room(tokenizer, problem, agent.prompt)
-        for problem, sample in asked
-        if sample == 0
+        for problem in {problem.problem_id: problem for problem, _ in asked}.values()
     }
     requests = [
         SamplingRequest(

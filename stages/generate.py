@@ -20,11 +20,17 @@ from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
 
 if TYPE_CHECKING:
-    from hacpo.engines.interface import SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse
+    import pyarrow as pa
+
+    from hacpo.artifacts.problem_rows import ScheduledProblem
+    from hacpo.artifacts.tables import Table
+    from hacpo.engines.interface import SampledResponse, SamplingParameters, SamplingRequest, ScoredResponse, Scorer
     from hacpo.tokens.tokenizers import ChatTokenizer
 
-Key = tuple[str, int]
-"""A problem's id, and which of the responses to it."""
+Key = tuple["ScheduledProblem", int]
+"""A problem, and which of the responses to it."""
+_TOLD = ("token_ids", "prompt_token_ids", "finish_reason", "logprobs", "sampler_logprobs")
+"""Columns that the metrics are made of."""
 
 
 @stage_command(GENERATE, side=SIDE_GENERATE)
@@ -32,44 +38,79 @@ def generate(stage: Stage) -> None:
     """Write rollouts/step=<step>/agent=<name>; with --side, side_rollouts/step=<step>/agent=<name>."""
     from hacpo.artifacts import tables
     from hacpo.artifacts.problem_rows import ScheduledProblem
-    from hacpo.engines.interface import SamplingRequest, rescored
-    from hacpo.pipeline.execution.sampling import open_asking_tokenizer, open_sampler
+    from hacpo.engines.response_store import remove_saved
+
+    table = tables.SIDE_ROLLOUTS if stage.spec.side else tables.ROLLOUTS
+    samples = _responses_per_prompt(stage)
+    problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
+    keys = [(problem, sample) for problem in problems for sample in range(samples)]
+    if stage.make(table, len(keys), lambda rows: _drawn(stage, table, keys, rows)):
+        remove_saved(stage.outputs.saved(table.name, stage.step, stage.mine))
+        stage.metrics |= _numbers(stage.made(table, _TOLD))
+        stage.summary = f"{len(keys)} rollouts, {stage.metrics['tokens']} tokens"
+
+
+def _drawn(stage: Stage, table: Table, keys: Sequence[Key], rows: range) -> dict[str, Any]:
+    """Some rows of the table of rollouts. Whole blocks are sampled and rescored together, whatever part of them is
+    asked for, so that nothing depends on who makes which rows."""
+    from hacpo.engines.interface import SamplingRequest
+    from hacpo.pipeline.execution.sampling import blocks_around, open_asking_tokenizer, open_sampler
     from hacpo.seeds import derive_seed
     from hacpo.tokens.prompts import prompt_with_room
 
     step, agent, settings = stage.step, stage.mine, stage.settings
-    table = tables.SIDE_ROLLOUTS if stage.spec.side else tables.ROLLOUTS
-    samples = _responses_per_prompt(stage)
-    problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
     tokenizer = open_asking_tokenizer(stage, step - 1)
+    around = blocks_around(rows, settings.engine.save_every, len(keys))
+    problems = {problem.problem_id: problem for problem, _ in keys[around.start : around.stop]}
     asked = settings.agents[agent].prompt
-    prompts = {problem.problem_id: prompt_with_room(tokenizer, problem, asked) for problem in problems}
+    prompts = {name: prompt_with_room(tokenizer, problem, asked) for name, problem in problems.items()}
     engine, sampler = open_sampler(stage, step - 1, table)
-    keys = [(problem.problem_id, sample) for problem in problems for sample in range(samples)]
     requests = [
-        SamplingRequest(prompts[problem], derive_seed(settings.seed, stage.name, step, agent, problem, sample))
-        for problem, sample in keys
+        SamplingRequest(
+            prompts[problem.problem_id],
+            derive_seed(settings.seed, stage.name, step, agent, problem.problem_id, sample),
+        )
+        for problem, sample in keys[around.start : around.stop]
     ]
     parameters = _parameters(stage)
     begun = time.perf_counter()
     responses = sampler.sample(requests, parameters, stage.progress)
     engine.release_memory()
     sampled = time.perf_counter()
-    behaviour = rescored(
-        engine.scorer,
-        [(request.prompt_token_ids, response.token_ids) for request, response in zip(requests, responses, strict=True)],
-        parameters,
-        [response.support for response in responses],
-    )
-    scored = time.perf_counter()
-    columns = _columns(stage, keys, requests, responses, behaviour, tokenizer)
-    columns["policy"] = [engine.policy] * len(keys)
-    stage.write(table, columns, rows_per_shard=settings.storage.rows_per_shard)
-    sampler.remove_saved()
+    behaviour = _rescored(engine.scorer, requests, responses, parameters, settings.engine.save_every)
     stage.metrics |= engine.metrics
-    stage.metrics |= {"sampling_seconds": round(sampled - begun, 4), "scoring_seconds": round(scored - sampled, 4)}
-    stage.metrics |= _numbers(requests, responses, behaviour)
-    stage.summary = f"{len(responses)} rollouts, {stage.metrics['tokens']} tokens"
+    for name, seconds in (
+        ("sampling_seconds", sampled - begun),
+        ("scoring_seconds", time.perf_counter() - sampled),
+    ):
+        stage.metrics[name] = round(stage.metrics.get(name, 0.0) + seconds, 4)
+    mine = slice(rows.start - around.start, rows.stop - around.start)
+    named = [(problem.problem_id, sample) for problem, sample in keys[rows.start : rows.stop]]
+    columns = _columns(stage, named, requests[mine], responses[mine], behaviour[mine], tokenizer)
+    return {**columns, "policy": [engine.policy] * len(rows)}
+
+
+def _rescored(
+    scorer: Scorer,
+    requests: Sequence[SamplingRequest],
+    responses: Sequence[SampledResponse],
+    parameters: SamplingParameters,
+    together: int,
+) -> list[ScoredResponse]:
+    """What the training stack says of the responses, block by block."""
+    from hacpo.engines.interface import rescored
+
+    scored: list[ScoredResponse] = []
+    for start in range(0, len(requests), together):
+        block = slice(start, start + together)
+        pairs = zip(requests[block], responses[block], strict=True)
+        scored += rescored(
+            scorer,
+            [(request.prompt_token_ids, response.token_ids) for request, response in pairs],
+            parameters,
+            [response.support for response in responses[block]],
+        )
+    return scored
 
 
 def _responses_per_prompt(stage: Stage) -> int:
@@ -93,14 +134,14 @@ def _parameters(stage: Stage) -> SamplingParameters:
 
 def _columns(
     stage: Stage,
-    keys: Sequence[Key],
+    keys: Sequence[tuple[str, int]],
     requests: Sequence[SamplingRequest],
     responses: Sequence[SampledResponse],
     behaviour: Sequence[ScoredResponse],
     tokenizer: ChatTokenizer,
 ) -> dict[str, Any]:
-    """The table of rollouts but for `policy`, [R] with R = P * samples; `behaviour` is what the training stack says of
-    the tokens."""
+    """Rows of the table of rollouts but for `policy`, [R]; `behaviour` is what the training stack says of the
+    tokens."""
     from hacpo.algorithm.rollouts import rollout_id
     from hacpo.algorithm.support import to_column
     from hacpo.tokens.stopping import stop_string
@@ -131,18 +172,20 @@ def _columns(
     }
 
 
-def _numbers(
-    requests: Sequence[SamplingRequest], responses: Sequence[SampledResponse], behaviour: Sequence[ScoredResponse]
-) -> dict[str, float]:
+def _numbers(rollouts: pa.Table) -> dict[str, float]:
     """Of the metrics, what follows from the rollouts."""
-    from hacpo.algorithm.sampler_correction import sampler_metrics
+    import pyarrow.compute as pc
 
+    from hacpo.algorithm.sampler_correction import sampler_metrics
+    from hacpo.artifacts.list_columns import ListColumn
+
+    tokens = {name: pc.sum(pc.list_value_length(rollouts[name])).as_py() for name in ("token_ids", "prompt_token_ids")}
     return {
-        "rollouts": len(responses),
-        "tokens": sum(len(response.token_ids) for response in responses),
-        "prompt_tokens": sum(len(request.prompt_token_ids) for request in requests),
-        "truncated": sum(response.finish_reason == "length" for response in responses) / len(responses),
-        **sampler_metrics([response.logprobs for response in behaviour], [response.logprobs for response in responses]),
+        "rollouts": len(rollouts),
+        "tokens": tokens["token_ids"],
+        "prompt_tokens": tokens["prompt_token_ids"],
+        "truncated": pc.sum(pc.equal(rollouts["finish_reason"], "length")).as_py() / len(rollouts),
+        **sampler_metrics(*(ListColumn.of(rollouts[name]).arrays() for name in ("logprobs", "sampler_logprobs"))),
     }
 
 

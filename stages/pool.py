@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hacpo.pipeline.catalogue import POOL_STAGE
@@ -12,10 +13,13 @@ from hacpo.pipeline.execution.stage import Stage
 from hacpo.pipeline.execution.stage_command import stage_command
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
     from hacpo.algorithm.pooling import Limits, TextRoute
-    from hacpo.artifacts.row_stream import RowStream
+    from hacpo.artifacts.problem_rows import ScheduledProblem
+    from hacpo.artifacts.row_stream import Pieces, RowStream
 
 _NEEDED = (
     "rollout_id",
@@ -38,26 +42,68 @@ _ROWS_AT_ONCE = 4096
 @stage_command(POOL_STAGE)
 def pool(stage: Stage) -> None:
     """Write pool/step=<step>/learner=<name>: rollouts of equal tokenizers as sampled, the others retokenised."""
-    import pyarrow as pa
-
-    from hacpo.algorithm.pooling import Limits, build_pool
     from hacpo.artifacts import tables
     from hacpo.artifacts.problem_rows import ScheduledProblem
+
+    settings, learner = stage.settings, stage.mine
+    sources = settings.learned_from(learner)
+    problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
+    known = _known(stage, [asked.problem_id for asked in problems], sources)
+    if stage.make(
+        tables.POOL,
+        len(problems) * len(sources) * settings.responses_per_prompt,
+        lambda rows: _pooled(stage, problems, known, rows),
+    ):
+        _tell(stage, stage.made(tables.POOL, _TOLD))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a source's rollouts before they are read: the rewards of all, and by problem and sample which
+    rows they are."""
+
+    rewards: pa.ChunkedArray
+    rows: npt.NDArray[np.int64]
+
+
+def _known(stage: Stage, problem_ids: Sequence[str], sources: Sequence[str]) -> dict[str, _Known]:
+    """Source -> what is known of its rollouts of these problems: what identifies them is read, to check that all are
+    there."""
+    import numpy as np
+    import pyarrow as pa
+
+    from hacpo.algorithm.rollouts import in_order, of_first_problems, with_rewards
+    from hacpo.artifacts import tables
+
+    every, chosen = {}, {}
+    for source in sources:
+        ids = stage.read(tables.ROLLOUTS, source, columns=["rollout_id", "problem_id", "sample"])
+        every[source] = with_rewards(ids, stage.read(tables.VERDICTS, source, columns=["rollout_id", "reward"]))
+        chosen[source] = np.flatnonzero(of_first_problems(every[source]["problem_id"], stage.limit))
+    known = {source: every[source].take(pa.array(rows)) for source, rows in chosen.items()}
+    order = in_order(problem_ids, known, stage.settings.responses_per_prompt, where=f"pool of {stage.mine}")
+    return {source: _Known(every[source]["reward"], chosen[source][order[source]]) for source in sources}
+
+
+def _pooled(stage: Stage, problems: Sequence[ScheduledProblem], known: Mapping[str, _Known], rows: range) -> Pieces:
+    """Some rows of the pool, made a few problems at a time."""
+    from hacpo.algorithm.pooling import Limits, build_pool
     from hacpo.artifacts.row_stream import Pieces
 
     settings, learner, group_size = stage.settings, stage.mine, stage.settings.responses_per_prompt
-    sources = settings.learned_from(learner)
-    problems = ScheduledProblem.of(stage.read(tables.PROMPTS).slice(0, stage.limit))
-    rollouts = _rollouts(stage, [asked.problem_id for asked in problems], sources)
-    routes = _routes(stage, learner, sources)
-    limits = _limits(stage, learner) if len(sources) > 1 else Limits()
-    per_problem = len(sources) * group_size
-    rows, at_once = len(problems) * per_problem, max(_ROWS_AT_ONCE // per_problem, 1)
-    told: list[pa.Table] = []
+    per_problem = len(known) * group_size
+    mine = range(rows.start // per_problem, -(-rows.stop // per_problem))
+    at_once = max(_ROWS_AT_ONCE // per_problem, 1)
+    rollouts = {
+        source: _stream(stage, source, known[source], range(mine.start * group_size, mine.stop * group_size))
+        for source in known
+    }
+    routes = _routes(stage, learner, list(known))
+    limits = _limits(stage, learner) if len(known) > 1 else Limits()
 
     def pieces() -> Iterator[pa.Table]:
-        for start in range(0, len(problems), at_once):
-            some = problems[start : start + at_once]
+        for start in range(mine.start, mine.stop, at_once):
+            some = problems[start : min(start + at_once, mine.stop)]
             piece = build_pool(
                 some,
                 {source: stream.take(len(some) * group_size) for source, stream in rollouts.items()},
@@ -68,43 +114,28 @@ def pool(stage: Stage) -> None:
                 limits=limits,
                 score_eos=settings.algorithm.importance.score_eos,
             )
-            told.append(piece.select(_TOLD))
-            stage.progress((start + len(some)) * per_problem, rows)
-            yield piece
+            made = range(start * per_problem, (start + len(some)) * per_problem)
+            stage.progress(made.stop - rows.start, len(rows))
+            first, end = max(rows.start, made.start), min(rows.stop, made.stop)
+            yield piece.slice(first - made.start, end - first)
 
-    stage.write(
-        tables.POOL,
-        Pieces(rows, pieces()),
-        rows_per_shard=settings.storage.rows_per_shard,
-    )
-    _tell(stage, pa.concat_tables(told))
+    return Pieces(len(rows), pieces())
 
 
-def _rollouts(stage: Stage, problem_ids: Sequence[str], sources: Sequence[str]) -> dict[str, RowStream]:
-    """Source -> its rollouts of these problems with their rewards, by problem and sample.
+def _stream(stage: Stage, source: str, known: _Known, responses: range) -> RowStream:
+    """A source's responses with their rewards, by problem and sample, each read when its turn comes.
 
-    What identifies them is read at once, to check that all are there; the rest when its turn comes.
+    Args:
+        responses: which of them.
     """
-    import numpy as np
-    import pyarrow as pa
-
-    from hacpo.algorithm.rollouts import in_order, of_first_problems, with_rewards
     from hacpo.artifacts import tables
     from hacpo.artifacts.row_stream import RowStream
 
-    every, chosen = {}, {}
-    for source in sources:
-        ids = stage.read(tables.ROLLOUTS, source, columns=["rollout_id", "problem_id", "sample"])
-        every[source] = with_rewards(ids, stage.read(tables.VERDICTS, source, columns=["rollout_id", "reward"]))
-        chosen[source] = np.flatnonzero(of_first_problems(every[source]["problem_id"], stage.limit))
-    known = {source: every[source].take(pa.array(rows)) for source, rows in chosen.items()}
-    order = in_order(problem_ids, known, stage.settings.responses_per_prompt, where=f"pool of {stage.mine}")
-    streams = {}
-    for source in sources:
-        columns = [*_NEEDED, *(("prompt_token_ids",) if source == stage.mine else ())]
-        shards = _rewarded(stage.shards(tables.ROLLOUTS, source, columns=columns), every[source]["reward"])
-        streams[source] = RowStream(shards, chosen[source][order[source]])
-    return streams
+    columns = [*_NEEDED, *(("prompt_token_ids",) if source == stage.mine else ())]
+    wanted = known.rows[responses.start : responses.stop]
+    span = range(int(wanted.min()), int(wanted.max()) + 1)
+    shards = stage.shards(tables.ROLLOUTS, source, columns=columns, rows=span)
+    return RowStream(_rewarded(shards, known.rewards.slice(span.start)), wanted - span.start)
 
 
 def _rewarded(shards: Iterable[pa.Table], rewards: pa.ChunkedArray) -> Iterator[pa.Table]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from hacpo.artifacts import tables
 from hacpo.artifacts.tables import Artifact, owner_dir, step_dir
 
-LOCKS, SAVED, MERGED, PRUNED = ".locks", ".saved", ".merged", "pruned.json"
-BESIDE = (LOCKS, SAVED, MERGED, PRUNED)
+LOCKS, SAVED, MERGED, SLICES, PRUNED = ".locks", ".saved", ".merged", ".slices", "pruned.json"
+BESIDE = (LOCKS, SAVED, MERGED, SLICES, PRUNED)
 """What lies beside a run's artifacts: notes about itself, on which no result depends."""
 
 
@@ -89,6 +89,10 @@ class Layout:
     def saved(self, table: str, step: int, agent: str) -> Path:
         """What a stage keeps while it is at work, so that it can go on after a kill; outside every table's folder."""
         return self.root / SAVED / table / step_dir(step) / owner_dir("agent", agent)
+
+    def slices(self, table: str, step: int, agent: str) -> Path:
+        """Files of a table that is made by several processes, until all are there; outside every table's folder."""
+        return self.root / SLICES / table / step_dir(step) / owner_dir("agent", agent)
 
     def merged(self, agent: str) -> Path:
         """A checkpoint's adapter merged with its base, while an engine loads it; outside every table's folder."""

@@ -75,6 +75,10 @@ class ListColumn:
         values, ends = self.values.tolist(), [0, *np.cumsum(self.lengths).tolist()]
         return [values[start:end] for start, end in pairwise(ends)]
 
+    def arrays(self) -> list[NDArray[Any]]:
+        """All lists, as views of `values`."""
+        return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self) else []
+
     def column(self, kind: Any) -> Any:
         """As an Arrow array of this list type, no row of it null."""
         ends = pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)]), pa.int32())

@@ -69,19 +69,62 @@ def write_table(
         if not single:
             scratch.mkdir()
         for index, shard in enumerate(_cut(content, size)):
-            metadata = {
-                "hacpo.schema": table.identity,
-                "hacpo.run": run,
-                "hacpo.partition": partition,
-                "hacpo.shard": f"{index}/{shards}",
-                "hacpo.settings": settings_text(settings or {}),
-            }
-            schema = _present(table, shard.column_names)
-            with pq.ParquetWriter(
-                scratch if single else scratch / f"part-{index:05d}.parquet", schema, **layout(table)
-            ) as writer:
-                writer.write_table(shard.cast(schema))
-                writer.add_key_value_metadata(metadata)
+            file = scratch if single else scratch / shard_name(index)
+            _write_shard(file, table, shard, f"{index}/{shards}", run, partition, settings)
+
+
+def write_shards(
+    folder: Path,
+    table: Table,
+    content: pa.Table | Pieces,
+    *,
+    first: int,
+    shards: int,
+    rows_per_shard: int,
+    run: str,
+    partition: str,
+    settings: Mapping[str, Any],
+) -> None:
+    """Write some shards of a table, each atomically: the same bytes as `write_table` of all of it gives them.
+
+    Args:
+        content: the rows of these shards.
+        first: the number of the first of them.
+        shards: how many the table has.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    for index, shard in enumerate(_cut(content, rows_per_shard), start=first):
+        with atomic(folder / shard_name(index)) as scratch:
+            _write_shard(scratch, table, shard, f"{index}/{shards}", run, partition, settings)
+
+
+def shard_name(index: int) -> str:
+    """The file of a table's shard."""
+    return f"part-{index:05d}.parquet"
+
+
+def _write_shard(
+    file: Path,
+    table: Table,
+    shard: pa.Table,
+    place: str,
+    run: str,
+    partition: str,
+    settings: Mapping[str, Any] | None,
+) -> None:
+    metadata = {
+        "hacpo.schema": table.identity,
+        "hacpo.run": run,
+        "hacpo.partition": partition,
+        "hacpo.shard": place,
+        "hacpo.settings": settings_text(settings or {}),
+    }
+    schema = _present(table, shard.column_names)
+    with pq.ParquetWriter(file, schema, **layout(table)) as writer:
+        writer.write_table(shard.cast(schema))
+        writer.add_key_value_metadata(metadata)
 
 
 def _cut(content: pa.Table | Pieces, size: int) -> Iterator[pa.Table]:
@@ -109,6 +152,7 @@ def whole_shards(
     run: str | None = None,
     partition: str | None = None,
     columns: Sequence[str] | None = None,
+    rows: range | None = None,
     made_by: str = "",
     finite: bool = True,
 ) -> Iterator[Shard]:
@@ -118,6 +162,7 @@ def whole_shards(
         path: a .parquet file or a folder of shards.
         run, partition: what the metadata must say; None does not check.
         columns: only these (others are not read).
+        rows: only shards with some of these.
         made_by: the command that makes the table, for messages.
         finite: refuse numbers that are infinite, or none (NaN): no stage writes such.
 
@@ -128,7 +173,7 @@ def whole_shards(
     """
     if not path.exists():
         raise MissingInputError(f"the {table.name} table is missing", where=path, remedy=made_by and f"run `{made_by}`")
-    for item in read_shards(path, table, Wanted(run, partition, finite=finite), columns):
+    for item in read_shards(path, table, Wanted(run, partition, finite=finite), columns, rows):
         if isinstance(item, Oddity):
             raise item.error(made_by and f"remake it with `{made_by}`")
         yield item

@@ -77,13 +77,18 @@ class RunFiles:
         whose: str = "",
         *,
         columns: Sequence[str] | None = None,
+        rows: range | None = None,
         made_by: str = "",
     ) -> Iterator[Shard]:
-        """A checked table, one shard after another; arguments and errors as for `read`."""
+        """A checked table, one shard after another; arguments and errors as for `read`.
+
+        Args:
+            rows: only shards with some of these.
+        """
         from hacpo.artifacts.parquet import whole_shards
 
         of = self._of(table, step, whose)
-        return whole_shards(self.path(table, step, whose), table, columns=columns, made_by=made_by, **of)
+        return whole_shards(self.path(table, step, whose), table, columns=columns, rows=rows, made_by=made_by, **of)
 
     def _of(self, table: Table, step: int | None, whose: str) -> _Expected:
         """What every file of it must be."""

@@ -82,14 +82,15 @@ class Oddity:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a table, and its rows."""
+    """One file of a table, its rows, and the number that the first of them has in the table."""
 
     path: Path
     content: pa.Table
+    first: int = 0
 
 
 def read_shards(
-    path: Path, table: Table, wanted: Wanted, columns: Sequence[str] | None = None
+    path: Path, table: Table, wanted: Wanted, columns: Sequence[str] | None = None, rows: range | None = None
 ) -> Iterator[Oddity | Shard]:
     """Every shard of a table in order, and what is odd about it: whole regular files with right checksums, of this
     table and as `wanted`, complete, with the contract's columns and types, texts in UTF-8, no nulls where it allows
@@ -98,6 +99,7 @@ def read_shards(
     Args:
         path: a .parquet file or a folder of shards.
         columns: only these (others are neither read nor looked at; keys only if all of theirs are among them).
+        rows: only shards with some of these; of the others no more is read than how many rows they say they have.
     """
     files = [path] if path.is_file() else sorted(path.glob("part-*.parquet"))
     if not files:
@@ -113,7 +115,11 @@ def read_shards(
     names = [name for name in table.schema.names if columns is None or name in columns]
     keyed = set(table.key) <= set(names)
     keys: list[Shard] = []
+    first = 0
     for number, file in enumerate(files):
+        if rows is not None and not _overlap(file, first, rows):
+            first += _length(file)
+            continue
         content = yield from _read_shard(file, f"{number}/{len(files)}", table, wanted, names)
         name = f"part-{number:05d}.parquet"
         if not path.is_file() and file.name != name:
@@ -121,12 +127,28 @@ def read_shards(
             yield Oddity("files", file, problem, expected=name, found=file.name, note=note)
         if content is None:
             return
-        yield Shard(file, content)
+        yield Shard(file, content, first)
+        first += len(content)
         keys.append(Shard(file, content.select(table.key if keyed else [])))
     if wanted.rows_per_shard is not None and not path.is_file():
         yield from _odd_sizes(keys, wanted.rows_per_shard)
     if keyed and keys:
         yield from _repeated_keys(table, keys)
+
+
+def _overlap(file: Path, first: int, rows: range) -> bool:
+    """Whether a shard whose first row has this number has one of these, or cannot be asked."""
+    length = _length(file)
+    return length < 0 or (first < rows.stop and first + length > rows.start)
+
+
+def _length(file: Path) -> int:
+    """How many rows a shard says that it has; -1 if it is none."""
+    try:
+        check_regular(file)
+        return int(pq.read_metadata(file).num_rows)
+    except (OSError, pa.ArrowException, ValueError):
+        return -1
 
 
 def _read_shard(

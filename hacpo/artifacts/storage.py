@@ -167,6 +167,26 @@ def atomic(path: Path) -> Iterator[Path]:
         remove(retired)
 
 
+def put(whole: Path, path: Path) -> None:
+    """Give a folder that is whole the name of another, in place of what is there; where the disk refuses, both stay.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    retired = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
+    try:
+        make_folders(path.parent)
+        put_in_place(whole, path, retired)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            if retired.exists():
+                if path.exists():
+                    path.rename(whole)
+                retired.rename(path)
+        raise refused(path, error) from None
+    remove(retired)
+
+
 def meant_for(name: str) -> str | None:
     """The name that a temporary sibling of this name is to have, or had until it was set aside; None: it is none."""
     sibling = _OF_PROCESS.fullmatch(name)

@@ -50,7 +50,7 @@ class SavingSampler:
         sampler: who draws.
         policy: content hash of the weights.
         settings: the engine's; `save_every` is the size of a block.
-        folder: where blocks are kept. `remove_saved` removes it.
+        folder: where blocks are kept, until `remove_saved`.
     """
 
     sampler: Sampler
@@ -79,21 +79,24 @@ class SavingSampler:
                 on_progress(len(responses), len(requests))
         return responses
 
-    def remove_saved(self) -> None:
-        """Remove what was saved: the stage has written its table."""
-        storage.remove(self.folder)
-        gone = self.folder
-        with contextlib.suppress(OSError):  # another agent's blocks are still there
-            for folder in list(self.folder.parents)[:3]:
-                folder.rmdir()
-                gone = folder
-        with contextlib.suppress(OSError):  # or a power cut brings them back, when nobody asks for them any more
-            flush(gone.parent)
-
     def _digest(self, block: Sequence[SamplingRequest], parameters: SamplingParameters) -> str:
         depends = [self.policy, self.settings.model_dump(mode="json"), dataclasses.asdict(parameters)]
         asked = [[request.seed, *map(int, request.prompt_token_ids)] for request in block]
         return hashlib.sha256(json.dumps([depends, asked], sort_keys=True).encode()).hexdigest()
+
+
+def remove_saved(saved: Path) -> None:
+    """Remove what was saved in a folder, if there is one: the stage has written its table."""
+    if not saved.is_dir():
+        return
+    storage.remove(saved)
+    gone = saved
+    with contextlib.suppress(OSError):  # another agent's blocks are still there
+        for folder in list(saved.parents)[:3]:
+            folder.rmdir()
+            gone = folder
+    with contextlib.suppress(OSError):  # or a power cut brings them back, when nobody asks for them any more
+        flush(gone.parent)
 
 
 def _shifted(on_progress: OnProgress | None, done: int, total: int) -> OnProgress | None:

@@ -146,6 +146,7 @@ class StageSpec:
         when: only under some settings.
         metrics: whether it leaves numbers in `metrics/<name>`.
         side_of: the stage that it is for a side sample: its command with `--side`.
+        sliced: whether several processes can make its table, each some of the files (`--shard`).
     """
 
     name: str
@@ -158,6 +159,7 @@ class StageSpec:
     when: When | None = None
     metrics: bool = True
     side_of: StageSpec | None = None
+    sliced: bool = False
 
     @property
     def side(self) -> bool:
@@ -298,6 +300,7 @@ GENERATE = StageSpec(
     settings=(*_SAMPLING, "sampling.group_size", "algorithm.rollouts", "engine", "storage"),
     reads=(this(PROMPTS), before(CHECKPOINT), start(CHECKPOINT, _adapters_before)),
     writes=(this(ROLLOUTS),),
+    sliced=True,
 )
 VERIFY = StageSpec(
     "verify",
@@ -307,6 +310,7 @@ VERIFY = StageSpec(
     reads=(this(PROMPTS), this(ROLLOUTS), _GRADED_BY),
     writes=(this(VERDICTS),),
     outside=_reward_file,
+    sliced=True,
 )
 # A side sample (`capability.oracle_samples`) differs from the responses to learn from in their number alone.
 SIDE_GENERATE = StageSpec(
@@ -318,6 +322,7 @@ SIDE_GENERATE = StageSpec(
     writes=(this(SIDE_ROLLOUTS),),
     when=_side_sample,
     side_of=GENERATE,
+    sliced=True,
 )
 SIDE_VERIFY = StageSpec(
     "side_verify",
@@ -329,6 +334,7 @@ SIDE_VERIFY = StageSpec(
     outside=_reward_file,
     when=_side_sample,
     side_of=VERIFY,
+    sliced=True,
 )
 POOL_STAGE = StageSpec(
     "pool",
@@ -345,6 +351,7 @@ POOL_STAGE = StageSpec(
     ),
     reads=(this(PROMPTS), of_all(ROLLOUTS), of_all(VERDICTS), of_all(CHECKPOINT, "start")),
     writes=(this(POOL),),
+    sliced=True,
 )
 ADVANTAGE = StageSpec(
     "advantage",
@@ -405,6 +412,7 @@ EVALUATE = StageSpec(
     reads=(this(PROBLEMS), this(CHECKPOINT), start(CHECKPOINT, _adapters)),
     writes=(this(EVALUATIONS),),
     outside=_reward_file,
+    sliced=True,
 )
 REPORT_STAGE = StageSpec(
     "report",

@@ -17,6 +17,14 @@ OutOption = Annotated[
 SideOption = Annotated[
     bool, typer.Option("--side", help="The side sample for capability (capability.oracle_samples), in its own tables.")
 ]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Only these files of the table, the Ith of N parts from 0; the command without it puts all in place.",
+    ),
+]
 LimitOption = Annotated[int | None, typer.Option("--limit", help="Only the first N problems (debugging; needs --out).")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, key.path=value (debugging; needs --out).")

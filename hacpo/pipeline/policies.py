@@ -63,6 +63,18 @@ def check_policy(
     return policy
 
 
+def policy_of(layout: Layout, step: int, agent: str) -> str:
+    """The hash of a checkpoint's weights: as the last reader or writer found it, if the files are those that it met.
+
+    Raises:
+        ModelError: there are no weights.
+    """
+    folder = layout.checkpoint(step, agent)
+    known = noted(layout.known_policy(step, agent))
+    policy = known.get(POLICY) if known and known.get("files") == _stamps(folder) else None
+    return policy if isinstance(policy, str) else policy_hash(folder)
+
+
 def check_config(pipeline: Pipeline, step: int, agent: str) -> None:
     """Refuse a checkpoint with another config or tokenizer than the run's files were made with; no weights are read.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -26,6 +26,8 @@ from hacpo.verifying.judgement import GAVE_UP, Judgement, Outcome, failure
 from hacpo.verifying.worker_pool import Question, WorkerPool
 
 if TYPE_CHECKING:  # pydantic and pyarrow take longer to import than everything here
+    import pyarrow as pa
+
     from hacpo.artifacts.problem_rows import Problem
     from hacpo.settings.verification import VerificationSettings
 
@@ -218,6 +220,15 @@ class _FunctionCalls:
 
 def _verdict(judgement: Judgement, extracted: str | None) -> Verdict:
     return Verdict(judgement.reward, judgement.verdict, extracted, judgement.message)
+
+
+VERDICT = tuple(field.name for field in fields(Verdict))
+"""Columns of a table that a verdict stands in."""
+
+
+def verdicts_in(table: pa.Table) -> list[Verdict]:
+    """The verdicts of a table's rows, which has the columns `VERDICT`."""
+    return [Verdict(*row) for row in zip(*(table[name].to_pylist() for name in VERDICT), strict=True)]
 
 
 def check_error_rate(verdicts: Sequence[Verdict], settings: VerificationSettings, *, where: object) -> None:

@@ -179,8 +179,7 @@ def test_an_output_in_a_new_folder(tmp_path: Path, recorder: Recorder) -> None:
 
 
 def test_saved_responses_do_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hacpo.engines.response_store import SavingSampler
-    from hacpo.settings.engine import EngineSettings
+    from hacpo.engines.response_store import remove_saved
 
     flushed = []
     monkeypatch.setattr(os, "fsync", lambda opened: flushed.append(os.readlink(f"/proc/self/fd/{opened}")))
@@ -188,7 +187,7 @@ def test_saved_responses_do_not_come_back(tmp_path: Path, monkeypatch: pytest.Mo
     for agent in ("ada", "bo"):
         (saved / f"agent={agent}").mkdir(parents=True)
     for agent in ("ada", "bo"):
-        SavingSampler(None, "", EngineSettings(), saved / f"agent={agent}").remove_saved()  # type: ignore[arg-type]
+        remove_saved(saved / f"agent={agent}")
     assert flushed == [str(saved), str(tmp_path)]  # the first that is still there
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hacpo.artifacts import storage, tables
 from hacpo.artifacts.durability import flushing
+from hacpo.artifacts.slices import Slice
 from hacpo.engines.training.processes import launched, leads
 from hacpo.errors import ArtifactError, MissingInputError, SettingsError
 from hacpo.pipeline.catalogue import RESOLVE, StageSpec
@@ -35,6 +36,7 @@ def _checked(
     agent: str | None,
     out: Path | None,
     limit: int | None,
+    shard: str | None,
     overrides: Sequence[str],
 ) -> tuple[Pipeline, Stage]:
     """The run and its stage that the options ask for, if they fit."""
@@ -68,6 +70,7 @@ def _checked(
         outputs=DeclaredLayout(run if out is None else out, "writes", *place),
         in_place=out is None,
         limit=limit,
+        slice=None if shard is None else Slice.parse(shard),
         overrides=overrides,
         session=session,
         settings=pipeline.settings if whole else params.restrict(pipeline.settings, spec.settings, agent),
@@ -84,6 +87,7 @@ def open_stage(
     agent: str | None = None,
     out: Path | None = None,
     limit: int | None = None,
+    shard: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Iterator[Stage]:
     """Open a stage, and write its metrics when its body ends well.
@@ -91,15 +95,16 @@ def open_stage(
     Args:
         step, agent: which part of the run; checked against the settings.
         out: write below this folder instead of `artifacts/<run>`; nothing of the run is touched.
+        shard: make only some files of the table (`hacpo.artifacts.slices`); the stage's metrics come with all of them.
         limit, overrides: for debugging; both need `out`, so that the run's own files always follow params.yaml.
 
     Raises:
         SettingsError: an option does not fit.
         BusyError: `hacpo run` works on this pipeline.
     """
-    pipeline, stage = _checked(spec, session, folder, step, agent, out, limit, overrides)
+    pipeline, stage = _checked(spec, session, folder, step, agent, out, limit, shard, overrides)
     session = stage.session
-    lock_name = "-".join(filter(None, [spec.name, f"{step:04d}", agent]))
+    lock_name = "-".join(filter(None, [spec.name, f"{step:04d}", agent, shard and shard.replace("/", "-")]))
     held = session.driver or out is not None or launched() or not leads()
     with contextlib.ExitStack() as stack:
         if not session.driver:
@@ -117,7 +122,7 @@ def open_stage(
         stage.metrics.setdefault("peak_memory_mib", round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1))
         if gpu := _gpu():
             stage.metrics.setdefault("peak_gpu_memory_mib", round(gpu.max_memory_allocated() / 2**20, 1))
-        if spec.metrics and leads():
+        if spec.metrics and leads() and stage.slice is None:
             made = {POLICY: stage.policy, POLICY_CONFIG: stage.policy_config}
             made = {key: value for key, value in made.items() if value is not None}
             storage.write_json(stage.outputs.metrics(spec.name, step, agent or ""), {**stage.metrics, **made})

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from hacpo.tokens.tokenizers import ChatTokenizer
 
 
+def blocks_around(rows: range, together: int, total: int) -> range:
+    """The rows of all blocks of `together` rows that some rows are in, of `total` rows."""
+    start = rows.start // together * together
+    return range(start, min(-(-rows.stop // together) * together, total))
+
+
 def open_asking_tokenizer(stage: Stage, step: int) -> ChatTokenizer:
     """The tokenizer of the agent's checkpoint of a step, whose chat template takes the agent's prompts. No weights are
     read: what a template refuses must not cost loading them.

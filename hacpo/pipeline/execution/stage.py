@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from hacpo.artifacts import parquet, storage, tables
+from hacpo.artifacts import parquet, slices, storage, tables
 from hacpo.artifacts.model_folder import config_hash
 from hacpo.artifacts.row_stream import Pieces
 from hacpo.artifacts.run_files import RunFiles
+from hacpo.artifacts.slices import Slice, Staging
 from hacpo.artifacts.tables import Artifact, step_dir
 from hacpo.artifacts.weights import policy_hash
 from hacpo.errors import MissingInputError
@@ -22,6 +23,7 @@ from hacpo.pipeline.catalogue import StageSpec, Use, maker_of
 from hacpo.pipeline.declared import DeclaredLayout
 from hacpo.pipeline.execution.launching import launch
 from hacpo.pipeline.execution.session import Session
+from hacpo.pipeline.execution.slicing import made_of
 from hacpo.pipeline.noted import POLICY, POLICY_CONFIG, stage_metrics
 from hacpo.pipeline.policies import check_config, check_policy
 from hacpo.pipeline.project import Pipeline
@@ -41,6 +43,7 @@ class Stage:
     Attributes:
         inputs, outputs: where what it declares to read and to write lies; another place is refused.
         in_place: it works on the run's own files, and not below `--out`.
+        slice: which files of its table it makes; None: all that are not there.
     """
 
     spec: StageSpec
@@ -51,6 +54,7 @@ class Stage:
     outputs: DeclaredLayout
     in_place: bool
     limit: int | None
+    slice: Slice | None
     overrides: Sequence[str]
     session: Session
     settings: Settings
@@ -97,7 +101,7 @@ class Stage:
     @property
     def title(self) -> str:
         """For progress: `generate step 7 ada`."""
-        words = [self.name, f"step {self.step}" if self.step else "", self.agent or ""]
+        words = [self.name, f"step {self.step}" if self.step else "", self.agent or "", str(self.slice or "")]
         return " ".join(word for word in words if word)
 
     def progress(self, done: int, total: int, **facts: float) -> None:
@@ -144,13 +148,24 @@ class Stage:
         return RunFiles(self.run, self.inputs).read(table, of_step, part, columns=columns, made_by=made_by)
 
     def shards(
-        self, table: tables.Table, whose: str | None = None, *, columns: Sequence[str] | None = None
+        self,
+        table: tables.Table,
+        whose: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        rows: range | None = None,
     ) -> Iterator[pa.Table]:
-        """An input table of this step one shard after another; arguments and errors as for `read`."""
+        """An input table of this step one shard after another; arguments and errors as for `read`.
+
+        Args:
+            rows: only these; shards with none of them are not read.
+        """
         of_step, part = self._part(table, whose, None)
         files, made_by = RunFiles(self.run, self.inputs), self.made_by(table, whose)
-        shards = files.shards(table, of_step, part, columns=columns, made_by=made_by)
-        return (shard.content for shard in shards)
+        for shard in files.shards(table, of_step, part, columns=columns, rows=rows, made_by=made_by):
+            first = 0 if rows is None else max(rows.start - shard.first, 0)
+            end = len(shard.content) if rows is None else min(rows.stop - shard.first, len(shard.content))
+            yield shard.content.slice(first, end - first)
 
     def made_by(self, artifact: Artifact, whose: str | None = None, *, step: int | None = None) -> str:
         """The command that makes, or brings, an artifact: of this step and agent unless others are named."""
@@ -213,6 +228,60 @@ class Stage:
             settings=self.spec.recorded(table, self._pipeline.settings, self.agent),
             rows_per_shard=rows_per_shard,
         )
+
+    def make(
+        self,
+        table: tables.Table,
+        rows: int,
+        content: Callable[[range], Mapping[str, Any] | pa.Table | Pieces],
+    ) -> bool:
+        """Write the output table of this step, with what slices have left of it; or a slice's files. Returns whether
+        the table is there, so that metrics can be made of it.
+
+        Args:
+            rows: of the whole table.
+            content: makes some of them; they do not depend on which are made together.
+
+        Raises:
+            UndeclaredError: the stage does not declare it.
+            StorageError: see `storage.atomic`.
+        """
+        size, begun = self.settings.storage.rows_per_shard, self.outputs.slices(table.name, self.step, self.mine)
+        if self.slice is None and not begun.is_dir():
+            self.write(table, content(range(rows)), rows_per_shard=size)
+            return True
+        of_step, part = self._part(table, None, None)
+        inputs = made_of(self.spec, self._pipeline, self.step, self.mine, self.limit, self.overrides)
+        staging = Staging(
+            begun / slices.digest(inputs),
+            table,
+            rows,
+            size,
+            run=self.run,
+            partition=table.partition(of_step, part),
+            settings=self.spec.recorded(table, self._pipeline.settings, self.agent),
+        )
+        made = 0
+        for missing in staging.missing(None if self.slice is None else self.slice.shards(staging.shards)):
+            some = content(missing)
+            staging.write(missing, some if isinstance(some, pa.Table | Pieces) else parquet.to_arrow(table, some))
+            made += len(missing)
+        if self.slice is not None:
+            self.metrics["seconds"] = round(time.perf_counter() - self.started, 4)
+            staging.report(self.slice, self.metrics)
+            self.summary = f"{made} of {rows} rows"
+            return False
+        for numbers in staging.reported():
+            for key in ("seconds", *(key for key in numbers if key.endswith("_seconds"))):
+                name = "slices_seconds" if key == "seconds" else key
+                self.metrics[name] = round(self.metrics.get(name, 0.0) + numbers.get(key, 0.0), 4)
+        staging.publish(RunFiles(self.run, self.outputs).path(table, of_step, part))
+        return True
+
+    def made(self, table: tables.Table, columns: Sequence[str]) -> pa.Table:
+        """Some columns of the output table of this step, which has been made."""
+        of_step, part = self._part(table, None, None)
+        return RunFiles(self.run, self.outputs).read(table, of_step, part, columns=columns)
 
     def note_policy(self, checkpoint: Path) -> str:
         """Have the metrics say what the checkpoint holds that the stage has made; returns the hash of its weights."""

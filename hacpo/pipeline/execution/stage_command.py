@@ -18,6 +18,7 @@ from hacpo.pipeline.options import (
     OutOption,
     PipelineFolder,
     SetOption,
+    ShardOption,
     SideOption,
     StepOption,
 )
@@ -49,6 +50,7 @@ def stage_command(spec: StageSpec, *, side: StageSpec | None = None) -> Callable
                 agent=given[spec.per] if spec.per != "run" else None,
                 out=given["out"],
                 limit=given.get("limit"),
+                shard=given.get("shard"),
                 overrides=given["overrides"] or (),
             ) as stage:
                 body(stage, **{option.name: given[option.name] for option in own})
@@ -69,6 +71,7 @@ def _options(spec: StageSpec, own: list[inspect.Parameter], *, has_side: bool) -
     options += [_option("learner", LearnerOption)] if spec.per == "learner" else []
     options += own
     options += [_option("side", SideOption, False)] if has_side else []
+    options += [_option("shard", ShardOption, None)] if spec.sliced else []
     options += [_option("out", OutOption, None)]
     options += [] if spec.makes(SETTINGS) else [_option("limit", LimitOption, None)]
     return [*options, _option("overrides", SetOption, None)]
