@@ -272,8 +272,8 @@ are those of a run that was made without the setting. `start_seed` is another, a
 
 def dump(settings: Settings) -> dict[str, Any]:
     """The resolved settings as plain JSON values, with `agent_names` beside them so that names can be tracked alone;
-    without the settings that do nothing (`SILENT`)."""
-    tree = settings.model_dump(mode="json")
+    without the settings that do nothing (`SILENT`), and without `executor`, which is not of the run."""
+    tree = settings.model_dump(mode="json", exclude={"executor"})
     preset = leaves(RECIPES[settings.algorithm.recipe], "algorithm")
     for key, value in SILENT.items():
         for block, name in _blocks(tree, key):

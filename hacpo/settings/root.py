@@ -13,6 +13,7 @@ from hacpo.settings.algorithm import AlgorithmSettings
 from hacpo.settings.base import NAME, Section, knob
 from hacpo.settings.engine import EngineSettings, LauncherSettings
 from hacpo.settings.evaluation import EvaluationSettings
+from hacpo.settings.executor import ExecutorSettings
 from hacpo.settings.gym_tasks import GymTask, refuse_other_tasks
 from hacpo.settings.training import BatchSettings, OptimizerSettings, PoolSettings
 from hacpo.settings.verification import VerificationSettings
@@ -160,6 +161,7 @@ class Settings(Section):
     retention: RetentionSettings = RetentionSettings()
     disk: DiskSettings = DiskSettings()
     report: ReportSettings = ReportSettings()
+    executor: ExecutorSettings = ExecutorSettings()
 
     @model_validator(mode="before")
     @classmethod

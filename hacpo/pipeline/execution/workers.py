@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 
@@ -30,6 +31,10 @@ class StageFailedError(HacpoError):
         self.exit_code = exit_code
 
 
+class WorkerLostError(StageFailedError):
+    """The process that was at a stage is gone; the stage has said nothing."""
+
+
 def _started() -> tuple[subprocess.Popen[bytes], Connection]:
     """A worker, and what it is talked to through. By `subprocess`: `multiprocessing` would have it run the user's own
     program once more, up to the line that started this one."""
@@ -48,7 +53,57 @@ def _send(connection: Connection, arguments: Sequence[str]) -> None:
         connection.send(list(arguments))
 
 
-class Workers:
+class Crew(ABC):
+    """Who carries out commands, each worker one at a time."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many workers there are."""
+
+    @property
+    @abstractmethod
+    def idle(self) -> list[int]:
+        """The workers that may be given a command."""
+
+    @abstractmethod
+    def give(self, worker: int, arguments: Sequence[str]) -> None:
+        """Have an idle worker run a command; `outcomes` says what came of it."""
+
+    @abstractmethod
+    def outcomes(self, *, wait_for_one: bool = True) -> list[tuple[int, Exception | None]]:
+        """The workers whose command has ended, each with its failure: `HacpoError` for a stage's own,
+        `crashes.FaultElsewhereError` for a bug.
+
+        Args:
+            wait_for_one: return only when there is one, if any worker has a command. In this process, a command runs
+                only then.
+        """
+
+    def run(self, commands: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[int], Exception | None]:
+        """Run commands, each on its worker (slot, arguments), until all have ended or one fails.
+
+        Returns:
+            Indices of the commands that ended well, and the first failure (see `outcomes`).
+        """
+        queues: dict[int, list[int]] = {}
+        for index, (slot, _) in enumerate(commands):
+            queues.setdefault(slot % len(self), []).append(index)
+        done: list[int] = []
+        failure: Exception | None = None
+        while True:
+            for worker in self.idle:
+                if failure is None and queues.get(worker):
+                    self.give(worker, commands[queues[worker][0]][1])
+            ended = self.outcomes()
+            if not ended:
+                return done, failure
+            for worker, problem in ended:
+                index = queues[worker].pop(0)
+                done += [index] if problem is None else []
+                failure = failure or problem
+
+
+class Workers(Crew):
     """A fixed number of warm processes (`worker_process`), each started for its first command; with none, commands run
     in this process.
 
@@ -87,11 +142,11 @@ class Workers:
 
     @property
     def idle(self) -> list[int]:
-        """The workers that may be given a command."""
+        """See `Crew.idle`."""
         return [worker for worker in range(len(self)) if worker not in self._given]
 
     def give(self, worker: int, arguments: Sequence[str]) -> None:
-        """Have an idle worker run a command; `outcomes` says what came of it."""
+        """See `Crew.give`."""
         assert worker not in self._given
         self._given[worker] = arguments
         if self._here:
@@ -100,13 +155,7 @@ class Workers:
         _send(own[1], arguments)
 
     def outcomes(self, *, wait_for_one: bool = True) -> list[tuple[int, Exception | None]]:
-        """The workers whose command has ended, each with its failure: `HacpoError` for a stage's own,
-        `crashes.FaultElsewhereError` for a bug.
-
-        Args:
-            wait_for_one: return only when there is one, if any worker has a command. In this process, a command runs
-                only then.
-        """
+        """See `Crew.outcomes`."""
         if self._here:
             return [self._run_here()] if wait_for_one and self._given else []
         ended: list[tuple[int, Exception | None]] = []
@@ -131,39 +180,16 @@ class Workers:
             return worker, error
         return worker, None
 
-    def run(self, commands: Sequence[tuple[int, Sequence[str]]]) -> tuple[list[int], Exception | None]:
-        """Run commands, each on its worker (slot, arguments), until all have ended or one fails.
-
-        Returns:
-            Indices of the commands that ended well, and the first failure (see `outcomes`).
-        """
-        queues: dict[int, list[int]] = {}
-        for index, (slot, _) in enumerate(commands):
-            queues.setdefault(slot % len(self), []).append(index)
-        done: list[int] = []
-        failure: Exception | None = None
-        while True:
-            for worker in self.idle:
-                if failure is None and queues.get(worker):
-                    self.give(worker, commands[queues[worker][0]][1])
-            ended = self.outcomes()
-            if not ended:
-                return done, failure
-            for worker, problem in ended:
-                index = queues[worker].pop(0)
-                done += [index] if problem is None else []
-                failure = failure or problem
-
-    def _lost(self, connection: Connection) -> StageFailedError:
+    def _lost(self, connection: Connection) -> WorkerLostError:
         """What to say of a worker that is gone."""
         process = next(own[0] for own in self._processes if own is not None and own[1] is connection)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_END_SECONDS)
         if process.returncode is not None and process.returncode >= 0:
-            return StageFailedError(
+            return WorkerLostError(
                 f"a worker process ended by itself, with exit code {process.returncode}; its own messages are above", 1
             )
-        return StageFailedError("a worker process was killed; was the machine out of memory?", 1)
+        return WorkerLostError("a worker process was killed; was the machine out of memory?", 1)
 
     def _receive(self, connection: Connection) -> str | Exception:
         """Take one message: `working`, `done`, or what went wrong."""

@@ -6,13 +6,15 @@ runs when is `runner`'s.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 
 from hacpo.artifacts.durability import flushing
 from hacpo.artifacts.model_folder import gguf_of, model_files
 from hacpo.errors import ModelError, SettingsError
-from hacpo.pipeline.execution.workers import Workers
+from hacpo.pipeline.execution.workers import Crew, Workers
 from hacpo.pipeline.locking.locks import driver_lock, refuse_beside_run
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
@@ -21,6 +23,7 @@ from hacpo.pipeline.records.repairing import repair
 from hacpo.pipeline.running.remaking import Remaking
 from hacpo.pipeline.running.runner import Runner
 from hacpo.pipeline.views.live_view import RunView
+from hacpo.settings.executor import Kind
 from hacpo.settings.model_source import hub_repository, missing_folder
 
 
@@ -41,6 +44,7 @@ def run_pipeline(
     until: int | None = None,
     remake: bool = False,
     apart: bool = False,
+    executor: Kind | None = None,
 ) -> int:
     """Run every stage that is not done; returns how many ran.
 
@@ -50,6 +54,7 @@ def run_pipeline(
         until: stop after this step.
         remake: train finished steps again where what they depend on has changed.
         apart: leave this process alone: one agent at a time works in a process of its own too.
+        executor: who carries out stages; None: as the settings say.
 
     Raises:
         SettingsError: `jobs` or `until` is out of range; nothing was done.
@@ -77,11 +82,27 @@ def run_pipeline(
             stamped = stamp(pipeline)
         with (
             RunView(pipeline, stamped=stamped) as view,
-            Workers(0 if jobs == 1 and not apart else jobs, view) as workers,
+            _crew(pipeline, view, 0 if jobs == 1 and not apart else jobs, executor) as workers,
         ):
             if str(repairs):
                 view.note(str(repairs))
             return Runner(pipeline, books, workers, remaking, view).through(until)
+
+
+@contextlib.contextmanager
+def _crew(pipeline: Pipeline, view: RunView, jobs: int, kind: Kind | None) -> Iterator[Crew]:
+    """Who carries out the stages: processes of this machine, or a cluster."""
+    settings = pipeline.settings.executor
+    settings = settings.model_copy(update={"kind": kind or settings.kind})
+    if settings.kind == "local":
+        with Workers(jobs, view) as workers:
+            yield workers
+        return
+    from hacpo.pipeline.executors.far_workers import FarWorkers, open_executor
+
+    opened = open_executor(settings, pipeline.layout.locks / settings.kind)
+    with FarWorkers(opened, settings, pipeline, view) as far:
+        yield far
 
 
 def _check_range(pipeline: Pipeline, name: str, value: object, least: int, most: int | None = None) -> None:

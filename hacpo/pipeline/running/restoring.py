@@ -16,7 +16,7 @@ from hacpo.artifacts import storage
 from hacpo.artifacts.layout import Layout
 from hacpo.artifacts.tables import CHECKPOINT
 from hacpo.errors import ArtifactError, MissingInputError
-from hacpo.pipeline.execution.workers import Workers
+from hacpo.pipeline.execution.workers import Crew
 from hacpo.pipeline.policies import check_policy
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
@@ -38,7 +38,7 @@ def needed_checkpoints(pipeline: Pipeline, books: Books, stages: Iterable[Any]) 
 
 
 def train_again(
-    pipeline: Pipeline, books: Books, workers: Workers, needed: Mapping[str, int], tell: Callable[[str], None]
+    pipeline: Pipeline, books: Books, workers: Crew, needed: Mapping[str, int], tell: Callable[[str], None]
 ) -> None:
     """Make pruned checkpoints again. What made them is recorded and current; the caller holds the run (`driver_lock`).
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hacpo.phrases import mebibytes
 from hacpo.pipeline.catalogue import EVALUATE
-from hacpo.pipeline.execution.workers import Workers
+from hacpo.pipeline.execution.workers import Crew
 from hacpo.pipeline.project import Pipeline
 from hacpo.pipeline.records.bookkeeping import Books
 from hacpo.pipeline.records.caching import CheckpointCache
@@ -36,7 +36,7 @@ class Runner:
         remaking: asks before finished steps are made again.
     """
 
-    def __init__(self, pipeline: Pipeline, books: Books, workers: Workers, remaking: Remaking, view: RunView) -> None:
+    def __init__(self, pipeline: Pipeline, books: Books, workers: Crew, remaking: Remaking, view: RunView) -> None:
         self._pipeline, self._books, self._workers = pipeline, books, workers
         self._remaking, self._view = remaking, view
         self._cache, self._seen = CheckpointCache(pipeline, books), Seen(pipeline, books)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from hacpo.artifacts.layout import LOCKS, MERGED, SAVED
+from hacpo.artifacts.layout import LOCKS, MERGED, SAVED, SLICES
 from hacpo.artifacts.tables import (
     CHECKPOINT,
     METRICS,
@@ -25,7 +25,7 @@ from hacpo.pipeline.catalogue import PIPELINE, STAGES, StageSpec
 from hacpo.tools.audit.audit_run import AuditRun
 
 CHECK = "unknown"
-_IGNORED = {".gitignore", LOCKS, SAVED, MERGED}
+_IGNORED = {".gitignore", LOCKS, SAVED, SLICES, MERGED}
 """DVC's own, the locks between processes, and what an unfinished stage keeps for its next start or replaces then."""
 _SHARD = re.compile(r"part-\d{5}\.parquet")
 _MADE = [use.artifact for spec in PIPELINE for use in spec.writes]

@@ -1,0 +1,236 @@
+"""`hacpo run` on other machines: what it asks of its workers (`execution.workers.Crew`), by an executor.
+
+A stage whose table has several files is divided into slices (`hacpo.artifacts.slices`), each an order of its own; when
+all have ended the stage's own command puts their files in place. An order whose process or machine is lost is repeated,
+and that is said; a stage's own error ends the run as on one machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+from hacpo.artifacts import storage
+from hacpo.artifacts.text_files import load_json
+from hacpo.errors import HacpoError, SettingsError
+from hacpo.pipeline.execution.workers import Crew
+from hacpo.pipeline.executors.interface import Executor, Order, Outcome
+from hacpo.pipeline.executors.slice_count import files_made_by
+from hacpo.pipeline.project import Pipeline
+from hacpo.settings.executor import ExecutorSettings
+
+_REPORTS = "orders"
+_LOOK_SECONDS = 1.0
+_WITH_A_MODEL = ("generate", "evaluate", "update")
+"""Stages whose process keeps its agent's model for the next."""
+
+
+class OrderLostError(HacpoError):
+    """An order was lost as often as it may be."""
+
+
+class View(Protocol):
+    """What shows how far orders are."""
+
+    def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
+        """See `session.ProgressSink`."""
+
+    def finished(self, stage: str, summary: str) -> None:
+        """The same."""
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+
+
+def open_executor(settings: ExecutorSettings, folder: Path) -> Executor:
+    """The executor of a kind.
+
+    Args:
+        folder: where it may keep scripts and logs.
+
+    Raises:
+        SettingsError: what it needs is not here.
+    """
+    if settings.kind == "ray":
+        from hacpo.pipeline.executors.on_ray import RayExecutor
+
+        return RayExecutor(settings)
+    if settings.kind == "slurm":
+        from hacpo.pipeline.executors.on_slurm import SlurmExecutor
+
+        # For trying it out without a cluster: submitit's own processes.
+        return SlurmExecutor(settings, folder, os.environ.get("HACPO_SUBMITIT_CLUSTER", "slurm"))
+    raise SettingsError(f"executor {settings.kind} needs no cluster")
+
+
+@dataclass
+class _Command:
+    """A stage's command on its way.
+
+    Attributes:
+        after: orders that come when those at work have ended: the command itself, after its slices.
+        at_work: orders that have not ended.
+    """
+
+    after: list[_Wanted]
+    at_work: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An order that is not given yet, or is to be repeated."""
+
+    arguments: tuple[str, ...]
+    keep: str
+    light: bool
+    lost: int = 0
+
+    @property
+    def title(self) -> str:
+        """In words: `generate --step 3 --agent ada --shard 1/4`."""
+        return " ".join((self.arguments[0], *self.arguments[2:]))
+
+
+class FarWorkers(Crew):
+    """A worker for each agent, on whichever machine has room.
+
+    Args:
+        executor: the cluster, and `settings` what it was opened with.
+        pipeline: the run.
+        view: told what runs where.
+    """
+
+    def __init__(self, executor: Executor, settings: ExecutorSettings, pipeline: Pipeline, view: View) -> None:
+        self._executor, self._settings, self._pipeline, self._view = executor, settings, pipeline, view
+        self._reports = pipeline.layout.locks / _REPORTS
+        self._numbers = count()
+        self._commands: dict[int, _Command] = {}
+        """Worker -> what it is at."""
+        self._orders: dict[int, tuple[int, _Wanted]] = {}
+        """Number of an order -> its worker, and what it is."""
+        self._told: dict[int, str] = {}
+        """Number of an order -> what it is called where its progress is shown."""
+        storage.remove(self._reports)
+
+    def __enter__(self) -> FarWorkers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.close()
+        storage.remove(self._reports)
+
+    def __len__(self) -> int:
+        return len(self._pipeline.settings.agents)
+
+    @property
+    def idle(self) -> list[int]:
+        """See `Crew.idle`."""
+        return [worker for worker in range(len(self)) if worker not in self._commands]
+
+    def give(self, worker: int, arguments: Sequence[str]) -> None:
+        """See `Crew.give`."""
+        assert worker not in self._commands
+        words = tuple(arguments)
+        keep = f"{self._named(words)}" if words[0] in _WITH_A_MODEL else ""
+        whole = _Wanted(words, keep, light=False)
+        parts = min(files_made_by(self._pipeline, words), self._settings.slices or 10**6)
+        if parts < 2:
+            self._commands[worker] = _Command([])
+            self._submit(worker, [whole])
+            return
+        slices = [
+            _Wanted((*words, "--shard", f"{part}/{parts}"), f"{keep}/{part}" if keep else "", light=False)
+            for part in range(parts)
+        ]
+        self._commands[worker] = _Command([_Wanted(words, "", light=True)])
+        self._submit(worker, slices)
+
+    def _named(self, words: Sequence[str]) -> str:
+        """The agent of a command."""
+        return words[words.index("--agent") + 1] if "--agent" in words else ""
+
+    def _submit(self, worker: int, wanted: Sequence[_Wanted]) -> None:
+        orders = []
+        for one in wanted:
+            number = next(self._numbers)
+            self._orders[number] = (worker, one)
+            self._commands[worker].at_work.add(number)
+            resources = self._settings.resources("" if one.light else one.arguments[0])
+            report = self._reports / f"{number}.json"
+            orders.append(Order(number, one.arguments, self._pipeline.root, report, resources, one.keep))
+        self._executor.submit(orders)
+
+    def outcomes(self, *, wait_for_one: bool = True) -> list[tuple[int, Exception | None]]:
+        """See `Crew.outcomes`."""
+        ended: list[tuple[int, Exception | None]] = []
+        while self._commands and not ended:
+            heard = self._executor.outcomes(_LOOK_SECONDS if wait_for_one else 0.0)
+            for outcome in heard:
+                ended += self._take_in(outcome)
+            self._show()
+            if not wait_for_one:
+                break
+        return ended
+
+    def _take_in(self, outcome: Outcome) -> list[tuple[int, Exception | None]]:
+        """What an order's end means for its worker: nothing yet, or that its command has ended."""
+        worker, wanted = self._orders.pop(outcome.number)
+        self._closing_line(outcome.number)
+        command = self._commands.get(worker)
+        if command is None:  # it has failed already
+            return []
+        command.at_work.discard(outcome.number)
+        failure = outcome.failure
+        if outcome.lost:
+            where = self._where(outcome.number)
+            if wanted.lost < self._settings.retries:
+                self._view.note(f"{wanted.title}: lost{where} ({outcome.lost}); it is repeated")
+                again = _Wanted(wanted.arguments, wanted.keep, wanted.light, wanted.lost + 1)
+                self._submit(worker, [again])
+                return []
+            failure = OrderLostError(f"{wanted.title}: lost {wanted.lost + 1} times, the last{where}: {outcome.lost}")
+        if failure is not None:
+            del self._commands[worker]
+            return [(worker, failure)]
+        if command.at_work:
+            return []
+        if command.after:
+            self._submit(worker, [command.after.pop(0)])
+            return []
+        del self._commands[worker]
+        return [(worker, None)]
+
+    # --- what runs where ---------------------------------------------------------------------------------------------
+
+    def _report(self, number: int) -> dict[str, Any]:
+        """What an order's process has said; nothing where it has not begun."""
+        try:
+            content = load_json(self._reports / f"{number}.json")
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _where(self, number: int) -> str:
+        host = self._report(number).get("host")
+        return f" on {host}" if host else " before it began"
+
+    def _show(self) -> None:
+        for number in self._orders:
+            said = self._report(number)
+            if "total" in said:
+                self._told[number] = f"{said['stage']} @ {said['host']}"
+                self._view.report(self._told[number], said["done"], said["total"], said.get("facts", {}))
+
+    def _closing_line(self, number: int) -> None:
+        said = self._report(number)
+        shown = self._told.pop(number, None)
+        if shown is not None:
+            self._view.finished(shown, "")
+        if "summary" in said:
+            self._view.finished(said["stage"], said["summary"])
+        for line in said.get("lines", []):
+            self._view.note(line)
