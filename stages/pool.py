@@ -115,7 +115,7 @@ def _pooled(stage: Stage, problems: Sequence[ScheduledProblem], known: Mapping[s
                 score_eos=settings.algorithm.importance.score_eos,
             )
             made = range(start * per_problem, (start + len(some)) * per_problem)
-            stage.progress(made.stop - rows.start, len(rows))
+            stage.progress(min(made.stop, rows.stop) - rows.start, len(rows))
             first, end = max(rows.start, made.start), min(rows.stop, made.stop)
             yield piece.slice(first - made.start, end - first)
 

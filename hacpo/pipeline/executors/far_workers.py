@@ -17,14 +17,16 @@ from typing import Any, Protocol
 from hacpo.artifacts import storage
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import HacpoError, SettingsError
-from hacpo.pipeline.execution.workers import Crew
+from hacpo.pipeline.execution.session import ProgressSink
+from hacpo.pipeline.execution.workers import Crew, Workers
 from hacpo.pipeline.executors.interface import Executor, Order, Outcome
 from hacpo.pipeline.executors.slice_count import files_made_by
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings.executor import ExecutorSettings
 
 _REPORTS = "orders"
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS, _SOON_SECONDS = 1.0, 0.05
+"""How long an end is waited for before it is looked again how far orders are; while this machine is at one, too."""
 _WITH_A_MODEL = ("generate", "evaluate", "update")
 """Stages whose process keeps its agent's model for the next."""
 
@@ -33,14 +35,8 @@ class OrderLostError(HacpoError):
     """An order was lost as often as it may be."""
 
 
-class View(Protocol):
+class View(ProgressSink, Protocol):
     """What shows how far orders are."""
-
-    def report(self, stage: str, done: int, total: int, facts: dict[str, float]) -> None:
-        """See `session.ProgressSink`."""
-
-    def finished(self, stage: str, summary: str) -> None:
-        """The same."""
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -72,11 +68,11 @@ class _Command:
     """A stage's command on its way.
 
     Attributes:
-        after: orders that come when those at work have ended: the command itself, after its slices.
+        after_slices: the command, which this machine runs when all its slices have ended: it has little left to do.
         at_work: orders that have not ended.
     """
 
-    after: list[_Wanted]
+    after_slices: tuple[str, ...] | None
     at_work: set[int] = field(default_factory=set)
 
 
@@ -86,7 +82,6 @@ class _Wanted:
 
     arguments: tuple[str, ...]
     keep: str
-    light: bool
     lost: int = 0
 
     @property
@@ -106,12 +101,15 @@ class FarWorkers(Crew):
 
     def __init__(self, executor: Executor, settings: ExecutorSettings, pipeline: Pipeline, view: View) -> None:
         self._executor, self._settings, self._pipeline, self._view = executor, settings, pipeline, view
-        self._reports = pipeline.layout.locks / _REPORTS
+        self._reports = pipeline.layout.locks.absolute() / _REPORTS
         self._numbers = count()
         self._commands: dict[int, _Command] = {}
         """Worker -> what it is at."""
         self._orders: dict[int, tuple[int, _Wanted]] = {}
         """Number of an order -> its worker, and what it is."""
+        self._closing: list[int] = []
+        """Workers whose slices have ended; this machine is at the first one's command."""
+        self._here = Workers(1, view)
         self._told: dict[int, str] = {}
         """Number of an order -> what it is called where its progress is shown."""
         storage.remove(self._reports)
@@ -121,6 +119,7 @@ class FarWorkers(Crew):
 
     def __exit__(self, *_: object) -> None:
         self._executor.close()
+        self._here.__exit__(None, None, None)
         storage.remove(self._reports)
 
     def __len__(self) -> int:
@@ -135,18 +134,14 @@ class FarWorkers(Crew):
         """See `Crew.give`."""
         assert worker not in self._commands
         words = tuple(arguments)
-        keep = f"{self._named(words)}" if words[0] in _WITH_A_MODEL else ""
-        whole = _Wanted(words, keep, light=False)
+        keep = self._named(words) if words[0] in _WITH_A_MODEL else ""
         parts = min(files_made_by(self._pipeline, words), self._settings.slices or 10**6)
         if parts < 2:
-            self._commands[worker] = _Command([])
-            self._submit(worker, [whole])
+            self._commands[worker] = _Command(None)
+            self._submit(worker, [_Wanted(words, keep and f"{keep}/0")])
             return
-        slices = [
-            _Wanted((*words, "--shard", f"{part}/{parts}"), f"{keep}/{part}" if keep else "", light=False)
-            for part in range(parts)
-        ]
-        self._commands[worker] = _Command([_Wanted(words, "", light=True)])
+        slices = [_Wanted((*words, "--shard", f"{part}/{parts}"), keep and f"{keep}/{part}") for part in range(parts)]
+        self._commands[worker] = _Command(words)
         self._submit(worker, slices)
 
     def _named(self, words: Sequence[str]) -> str:
@@ -159,18 +154,19 @@ class FarWorkers(Crew):
             number = next(self._numbers)
             self._orders[number] = (worker, one)
             self._commands[worker].at_work.add(number)
-            resources = self._settings.resources("" if one.light else one.arguments[0])
+            resources = self._settings.resources(one.arguments[0])
             report = self._reports / f"{number}.json"
-            orders.append(Order(number, one.arguments, self._pipeline.root, report, resources, one.keep))
+            orders.append(Order(number, one.arguments, self._pipeline.root.resolve(), report, resources, one.keep))
         self._executor.submit(orders)
 
     def outcomes(self, *, wait_for_one: bool = True) -> list[tuple[int, Exception | None]]:
         """See `Crew.outcomes`."""
         ended: list[tuple[int, Exception | None]] = []
         while self._commands and not ended:
-            heard = self._executor.outcomes(_LOOK_SECONDS if wait_for_one else 0.0)
-            for outcome in heard:
+            seconds = (_LOOK_SECONDS if self._here.idle else _SOON_SECONDS) if wait_for_one else 0.0
+            for outcome in self._executor.outcomes(seconds):
                 ended += self._take_in(outcome)
+            ended += self._close(wait_for_one=wait_for_one and not ended and not self._orders)
             self._show()
             if not wait_for_one:
                 break
@@ -189,8 +185,7 @@ class FarWorkers(Crew):
             where = self._where(outcome.number)
             if wanted.lost < self._settings.retries:
                 self._view.note(f"{wanted.title}: lost{where} ({outcome.lost}); it is repeated")
-                again = _Wanted(wanted.arguments, wanted.keep, wanted.light, wanted.lost + 1)
-                self._submit(worker, [again])
+                self._submit(worker, [_Wanted(wanted.arguments, wanted.keep, wanted.lost + 1)])
                 return []
             failure = OrderLostError(f"{wanted.title}: lost {wanted.lost + 1} times, the last{where}: {outcome.lost}")
         if failure is not None:
@@ -198,11 +193,24 @@ class FarWorkers(Crew):
             return [(worker, failure)]
         if command.at_work:
             return []
-        if command.after:
-            self._submit(worker, [command.after.pop(0)])
+        if command.after_slices is not None:
+            self._closing.append(worker)
             return []
         del self._commands[worker]
         return [(worker, None)]
+
+    def _close(self, *, wait_for_one: bool) -> list[tuple[int, Exception | None]]:
+        """Put in place what slices have made, one after another; returns what has ended."""
+        ended = []
+        for _, failure in self._here.outcomes(wait_for_one=wait_for_one):
+            worker = self._closing.pop(0)
+            del self._commands[worker]
+            ended.append((worker, failure))
+        if self._closing and self._here.idle:
+            words = self._commands[self._closing[0]].after_slices
+            assert words is not None
+            self._here.give(0, words)
+        return ended
 
     # --- what runs where ---------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ path. What a node needs to carry out an order are the arguments of one command.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hacpo.pipeline.executors.far_process import FarProcess, passed_on
 from hacpo.pipeline.executors.interface import Order, Outcome
 from hacpo.settings.executor import ExecutorSettings, StageResources
 
+_CONNECT_SECONDS = 10.0
 _PATIENCE_SECONDS = 3.0
 """How long an order waits for room before a kept process gives up its own."""
 
@@ -50,10 +52,11 @@ class RayExecutor:
         self._ours = not ray.is_initialized()
         if self._ours:
             try:
+                _check_answers(settings.address)
                 ray.init(
                     address=settings.address or "auto", namespace="hacpo", log_to_driver=False, logging_level="ERROR"
                 )
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 where = settings.address or "this machine"
                 raise SettingsError(
                     f"no Ray cluster answers: {first_line(error)}",
@@ -120,14 +123,17 @@ class RayExecutor:
     def _make_room(self) -> None:
         """End a process that is kept and has nothing to do, where an order has waited for long: it may be for its
         room."""
-        now = time.monotonic()
-        waits = any(
-            now - given.since > _PATIENCE_SECONDS and not given.order.report.exists() for given in self._given.values()
-        )
         busy = {given.actor for given in self._given.values()}
         idle = next((name for name in self._actors if name not in busy), None)
-        if waits and idle is not None:
+        if idle is not None and any(self._waits(given) for given in self._given.values()):
             self._ray.kill(self._actors.pop(idle))
+
+    def _waits(self, given: _Given) -> bool:
+        """Whether an order has not begun because the cluster has no room."""
+        if time.monotonic() - given.since < _PATIENCE_SECONDS or given.order.report.exists():
+            return False
+        free, needs = self._ray.available_resources(), given.order.resources
+        return bool(free.get("CPU", 0) < needs.cpus or free.get("GPU", 0) < needs.gpus)
 
     def close(self) -> None:
         """See `interface.Executor`."""
@@ -140,6 +146,17 @@ class RayExecutor:
         self._given.clear()
         if self._ours:
             self._ray.shutdown()
+
+
+def _check_answers(address: str | None) -> None:
+    """Refuse at once an address where nobody listens, which Ray asks again and again.
+
+    Raises:
+        OSError: nobody does.
+    """
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
 
 
 def _options(resources: StageResources) -> dict[str, Any]:
