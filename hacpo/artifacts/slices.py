@@ -113,11 +113,11 @@ class Staging:
         start = None
         every = range(self.shards) if among is None else among
         for index in every:
-            there = (self.folder / shard_name(index)).is_file()
-            if there and start is not None:
+            is_made = (self.folder / shard_name(index)).is_file()
+            if is_made and start is not None:
                 yield self._rows(start, index)
                 start = None
-            elif not there and start is None:
+            elif not is_made and start is None:
                 start = index
         if start is not None:
             yield self._rows(start, every.stop)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import model_validator
-
 from hacpo.settings.base import Section, knob
 
 Kind = Literal["local", "ray", "slurm"]
@@ -49,14 +47,6 @@ class ExecutorSettings(Section):
     sbatch: dict[str, str | int] = knob(
         default_factory=dict, doc="With `slurm`: options of sbatch, such as `partition: gpu` and `time: 60`."
     )
-
-    @model_validator(mode="after")
-    def _known_stages(self) -> ExecutorSettings:
-        known = ("generate", "verify", "pool", "advantage", "update", "evaluate", "warmup", "prepare", "report")
-        for name in self.stages:
-            if name not in (*known, "default"):
-                raise ValueError(f"stages: {name!r} is none of {', '.join(known)}, default")
-        return self
 
     def resources(self, command: str) -> StageResources:
         """What a process of a stage's command needs."""

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from hacpo.artifacts import storage
 from hacpo.artifacts.text_files import load_json
 from hacpo.errors import HacpoError, SettingsError
+from hacpo.pipeline.catalogue import EVALUATE, GENERATE, STAGES, UPDATE
 from hacpo.pipeline.execution.session import ProgressSink
 from hacpo.pipeline.execution.workers import Crew, Workers
-from hacpo.pipeline.executors.interface import Executor, Order, Outcome
+from hacpo.pipeline.executors.orders import Executor, Order, Outcome
 from hacpo.pipeline.executors.slice_count import files_made_by
 from hacpo.pipeline.project import Pipeline
 from hacpo.settings.executor import ExecutorSettings
@@ -27,7 +28,7 @@ from hacpo.settings.executor import ExecutorSettings
 _REPORTS = "orders"
 _LOOK_SECONDS, _SOON_SECONDS = 1.0, 0.05
 """How long an end is waited for before it is looked again how far orders are; while this machine is at one, too."""
-_WITH_A_MODEL = ("generate", "evaluate", "update")
+_WITH_A_MODEL = {spec.command for spec in (GENERATE, EVALUATE, UPDATE)}
 """Stages whose process keeps its agent's model for the next."""
 
 
@@ -49,8 +50,13 @@ def open_executor(settings: ExecutorSettings, folder: Path) -> Executor:
         folder: where it may keep scripts and logs.
 
     Raises:
-        SettingsError: what it needs is not here.
+        SettingsError: what it needs is not here, or the settings name a stage that there is none of.
     """
+    known = list(dict.fromkeys(spec.command for spec in STAGES.values()))
+    for name in settings.stages:
+        if name not in (*known, "default"):
+            expected = f"one of {', '.join(known)}, default"
+            raise SettingsError("no such stage", where=f"executor.stages.{name}", expected=expected)
     if settings.kind == "ray":
         from hacpo.pipeline.executors.on_ray import RayExecutor
 

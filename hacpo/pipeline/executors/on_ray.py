@@ -17,7 +17,7 @@ from hacpo.errors import HacpoError, SettingsError, first_line
 from hacpo.pipeline.execution.crashes import FaultElsewhereError
 from hacpo.pipeline.execution.workers import StageFailedError
 from hacpo.pipeline.executors.far_process import FarProcess, passed_on
-from hacpo.pipeline.executors.interface import Order, Outcome
+from hacpo.pipeline.executors.orders import Order, Outcome
 from hacpo.settings.executor import ExecutorSettings, StageResources
 
 _CONNECT_SECONDS = 10.0
@@ -37,7 +37,7 @@ class _Given:
 
 
 class RayExecutor:
-    """See `interface.Executor`.
+    """See `orders.Executor`.
 
     Raises:
         SettingsError: Ray is not installed, or there is no cluster.
@@ -72,7 +72,7 @@ class RayExecutor:
         self._keeps = settings.keep_models
 
     def submit(self, orders: Sequence[Order]) -> None:
-        """See `interface.Executor`."""
+        """See `orders.Executor`."""
         for order in orders:
             given = _Given(order, time.monotonic(), order.keep if self._keeps else "")
             arguments = (list(order.arguments), str(order.report), self._version)
@@ -90,7 +90,7 @@ class RayExecutor:
         return self._keeper.options(**options).remote(str(order.root), passed_on())
 
     def outcomes(self, seconds: float) -> list[Outcome]:
-        """See `interface.Executor`."""
+        """See `orders.Executor`."""
         if not self._given:
             return []
         try:
@@ -136,7 +136,7 @@ class RayExecutor:
         return bool(free.get("CPU", 0) < needs.cpus or free.get("GPU", 0) < needs.gpus)
 
     def close(self) -> None:
-        """See `interface.Executor`."""
+        """See `orders.Executor`."""
         for actor in self._actors.values():
             self._ray.kill(actor)
         for reference, given in self._given.items():

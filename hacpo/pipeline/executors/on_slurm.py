@@ -13,7 +13,7 @@ from hacpo.errors import HacpoError, SettingsError, first_line
 from hacpo.pipeline.execution.crashes import FaultElsewhereError
 from hacpo.pipeline.execution.workers import StageFailedError
 from hacpo.pipeline.executors.far_process import FarProcess, passed_on
-from hacpo.pipeline.executors.interface import Order, Outcome
+from hacpo.pipeline.executors.orders import Order, Outcome
 from hacpo.settings.executor import ExecutorSettings, StageResources
 
 _LOOK_SECONDS = 0.5
@@ -22,7 +22,7 @@ _MINUTES = 24 * 60
 
 
 class SlurmExecutor:
-    """See `interface.Executor`.
+    """See `orders.Executor`.
 
     Args:
         folder: where submitit keeps its scripts and logs; every machine must see it.
@@ -51,7 +51,7 @@ class SlurmExecutor:
         self._jobs: dict[int, Any] = {}
 
     def submit(self, orders: Sequence[Order]) -> None:
-        """See `interface.Executor`."""
+        """See `orders.Executor`."""
         alike: dict[StageResources, list[Order]] = defaultdict(list)
         for order in orders:
             alike[order.resources].append(order)
@@ -83,7 +83,7 @@ class SlurmExecutor:
         return wanted
 
     def outcomes(self, seconds: float) -> list[Outcome]:
-        """See `interface.Executor`."""
+        """See `orders.Executor`."""
         until = time.monotonic() + seconds
         while self._jobs:
             ended = [number for number, job in self._jobs.items() if job.done()]
@@ -107,7 +107,7 @@ class SlurmExecutor:
         return Outcome(number, lost=str(content[0]) if kind == "lost" else "")
 
     def close(self) -> None:
-        """See `interface.Executor`."""
+        """See `orders.Executor`."""
         for job in self._jobs.values():
             job.cancel()
         self._jobs.clear()

@@ -75,10 +75,10 @@ def take(cells: Sequence[PlannedCell], path: Path) -> tuple[list[PlannedCell], d
     """
     results = read_given_results(path)
     runs = results["run"].cast(pa.string())
-    there = set(runs.unique().to_pylist())
+    held = set(runs.unique().to_pylist())
     taken, others = [], {}
     for cell in cells:
-        if cell.pipeline.run not in there or cell.done:
+        if cell.pipeline.run not in held or cell.done:
             continue
         own = results.filter(pc.equal(runs, cell.pipeline.run))
         other = difference(json.loads(own["settings"][0].as_py()), cell.pipeline.settings)
