@@ -82,7 +82,8 @@ def check_way(start: Path, end: Path, *, is_file: bool = False) -> None:
 
 
 def check_dvc_links(dvc: Path) -> None:
-    """Refuse a project where what DVC and hacpo write below `.dvc/tmp` (locks, lists, leases) would go through a link.
+    """Refuse a project where what DVC and hacpo write below `.dvc/tmp` (locks, lists, leases), or DVC into
+    `.dvc/.gitignore`, would go through a link.
 
     Here a link to an object of DVC's cache is refused as well: DVC makes none, and would write into the object.
     `.dvc/cache` may be a link, which is how a cache is put on another disk. A file below `.dvc/tmp` that has another
@@ -95,7 +96,7 @@ def check_dvc_links(dvc: Path) -> None:
         ArtifactError: `.dvc`, `.dvc/tmp` or something in it is one, or a hard link of a file elsewhere.
     """
     temporary = dvc / "tmp"
-    links = [path for path in (dvc, temporary) if path.is_symlink()]
+    links = [path for path in (dvc, temporary, dvc / ".gitignore") if path.is_symlink()]
     if not links:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(temporary) as entries:
             links = sorted(Path(entry.path) for entry in entries if entry.is_symlink())

@@ -87,7 +87,7 @@ def _take(described: SweepFile, cells: list[PlannedCell], files: list[Path]) -> 
             taken, others = take(cells, file)
             print(f"{file}: {len(taken)} runs taken")
             for name, why in others.items():
-                print(f"{name}: not taken, it was made with other settings than sweep.yaml has: {why}")
+                print(f"{name}: not taken, {why}")
     print(f"{described.folder}: {sum(cell.done for cell in cells)} of {len(cells)} runs done")
 
 

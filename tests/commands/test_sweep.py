@@ -78,23 +78,6 @@ def test_every_cell_is_a_run_like_any_other(study: Path, cli: Cli) -> None:
     assert collected.code == 0, collected.err
     assert "out.parquet: 4 of 4 runs, 16 rows" in collected.out  # 4 runs x 2 agents x steps 0 and 1 x 1 benchmark
     assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0  # what it has made it replaces
-    shutil.rmtree("artifacts/study/.results/small/gspo")
-    taken = cli("sweep", "pipelines/study", "--take", "out.parquet", "--only", "*/seed-2")
-    assert taken.code == 0, taken.err
-    assert "out.parquet: 1 runs taken\npipelines/study: 2 of 2 runs done" in taken.out
-    described(DESCRIBED.replace("gspo}}", "gspo}, steps: 2}"))
-    taken = cli("sweep", "pipelines/study", "--take", "out.parquet")
-    assert "out.parquet: 0 runs taken" in taken.out
-    assert (
-        "small/gspo/seed-1: not taken, it was made with other settings than sweep.yaml has: steps 1 -> 2" in taken.out
-    )
-    described(DESCRIBED)
-    assert (
-        "1 runs taken\npipelines/study: 4 of 4 runs done"
-        in cli("sweep", "pipelines/study", "--take", "out.parquet").out
-    )
-    assert cli("sweep", "pipelines/study", "--collect", "again.parquet").code == 0
-    assert pl.read_parquet("again.parquet").equals(pl.read_parquet("out.parquet"))
     os.mkfifo("pipe")
     for other, found in (
         ("pipelines", "found a folder"),
@@ -158,6 +141,44 @@ def test_every_cell_is_a_run_like_any_other(study: Path, cli: Cli) -> None:
     assert settled.code == 0
     assert settled.err == "pipelines/study: 4 of 4 runs done\n"
     assert contents(study, "study/small/gspo/seed-2") == before
+
+
+def test_results_of_other_machines_are_taken_and_a_run_goes_only_when_its_own_can_be_read(
+    study: Path, cli: Cli
+) -> None:
+    described(DESCRIBED.replace("[1, 2]", "[1]"))
+    assert cli("sweep", "pipelines/study", "--only", "*/gspo/*").code == 0
+    assert cli("sweep", "pipelines/study", "--collect", "out.parquet").code == 0
+    results = Path("artifacts/study/.results/small/gspo/seed-1.parquet")
+    whole = results.read_bytes()
+    results.unlink()
+    taken = cli("sweep", "pipelines/study", "--take", "out.parquet")
+    assert "out.parquet: 0 runs taken" in taken.out
+    assert "small/gspo/seed-1: not taken, its run is here; it is collected when it ends" in taken.out
+
+    results.write_bytes(whole[:4] + bytes(596) + whole[600:])  # the footer says as before that all is well
+    described(DESCRIBED.replace("[1, 2]", "[1]") + "keep: results\n")
+    left = cli("sweep", "pipelines/study", "--only", "*/gspo/*")
+    assert left.code == 1
+    assert "done, but not removed: small/gspo/seed-1" in left.err
+    assert "seed-1.parquet: cannot be read" in left.err
+    assert Path("artifacts/study/small/gspo/seed-1/rollouts").is_dir()
+    results.unlink()
+    assert cli("sweep", "pipelines/study", "--only", "*/gspo/*").code == 0
+    assert not Path("artifacts/study/small/gspo/seed-1").exists()
+
+    results.unlink()
+    described(DESCRIBED.replace("[1, 2]", "[1]").replace("gspo}}", "gspo}, steps: 2}"))
+    taken = cli("sweep", "pipelines/study", "--take", "out.parquet")
+    assert "out.parquet: 0 runs taken" in taken.out
+    assert (
+        "small/gspo/seed-1: not taken, it was made with other settings than sweep.yaml has: steps 1 -> 2" in taken.out
+    )
+    described(DESCRIBED.replace("[1, 2]", "[1]"))
+    taken = cli("sweep", "pipelines/study", "--take", "out.parquet")
+    assert "out.parquet: 1 runs taken\npipelines/study: 1 of 2 runs done" in taken.out
+    assert cli("sweep", "pipelines/study", "--collect", "again.parquet").code == 0
+    assert pl.read_parquet("again.parquet").equals(pl.read_parquet("out.parquet"))
 
 
 def test_a_warm_start_is_made_once_for_all_that_share_it(study: Path, cli: Cli) -> None:
@@ -294,7 +315,11 @@ FOLDERS = (
     "artifacts/study/.logs",
     "pipelines/study/small",
 )
-FILES = ("artifacts/study/.results/small/gspo/seed-1.parquet", "artifacts/study/.logs/small/gspo/seed-1.log")
+FILES = (
+    "artifacts/study/.results/small/gspo/seed-1.parquet",
+    "artifacts/study/.logs/small/gspo/seed-1.log",
+    "artifacts/study/.sweep.lock",
+)
 
 
 @pytest.mark.parametrize(

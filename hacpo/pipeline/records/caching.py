@@ -244,8 +244,9 @@ class CheckpointCache:
         """Take a step's weights and optimizers out of the cache, where nothing else is known to need them; returns
         whether there was nothing of it.
 
-        Objects that a commit names, that another folder in the cache lists, or that a `.dvc` file names, stay, and so
-        do the small files beside the weights: steps and runs share them, and `dvc gc` removes them.
+        Objects that a commit names, that another folder in the cache lists, or that a `.dvc` file or the lock of a
+        stage of the user's names, stay, and so do the small files beside the weights: steps and runs share them, and
+        `dvc gc` removes them.
         """
         nothing = True
         for agent in self._agents:
@@ -283,7 +284,7 @@ class CheckpointCache:
         for path in others - self._manifests.keys():
             self._manifests[path] = frozenset(self._listed(Path(path)).values())
         if self._tracked is None:
-            self._tracked = frozenset(_tracked_files(self.pipeline.root))
+            self._tracked = frozenset(_tracked_files(self.pipeline.root, self.pipeline.folder))
         return frozenset().union(*self._manifests.values(), self._tracked)
 
     @staticmethod
@@ -367,10 +368,12 @@ def _unlink_from(folder: Path, going: Mapping[str, Path]) -> None:
         flush(file.parent)
 
 
-def _tracked_files(root: Path) -> Iterator[str]:
-    """The hashes that the user's own `.dvc` files name."""
+def _tracked_files(root: Path, pipeline: Path) -> Iterator[str]:
+    """The hashes that `.dvc` files and the locks of the user's own stages name; `_is_another_runs` looks at runs'."""
+    run = pipeline.resolve()
     for path in dvc_records(root):
-        if path.suffix == ".dvc":
+        is_of_a_step = path.parent.parent.name == "steps"
+        if path.suffix == ".dvc" or not (is_of_a_step or path.resolve().is_relative_to(run)):
             yield from (found.decode() for found in MD5.findall(_content(path)))
 
 

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from hacpo.artifacts import storage
 from hacpo.artifacts.durability import make_folders
 from hacpo.pipeline.locking.locks import only_one
-from hacpo.pipeline.sweeping.planned_cells import PlannedCell
+from hacpo.pipeline.sweeping.discarding import is_there
+from hacpo.pipeline.sweeping.planned_cells import LOCK, PlannedCell
 from hacpo.pipeline.sweeping.sweep_file import SweepFile
 from hacpo.pipeline.views.result_files import read_given_results, read_results, write_results
 from hacpo.pipeline.views.run_results import SCHEMA, difference, results_of
 
-_LOCK = ".sweep.lock"
 _PLAIN = pa.schema(
     [(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in SCHEMA]
 )
@@ -37,7 +37,7 @@ def alone(sweep: SweepFile, group: Path) -> Iterator[None]:
         make_folders(group)
     except OSError as error:
         raise storage.refused(group, error) from None
-    with only_one(group / _LOCK, f"another `hacpo sweep` works on {sweep.folder}"):
+    with only_one(group / LOCK, f"another `hacpo sweep` works on {sweep.folder}"):
         yield
 
 
@@ -67,7 +67,7 @@ def take(cells: Sequence[PlannedCell], path: Path) -> tuple[list[PlannedCell], d
         path: a file that `hacpo sweep --collect` has written.
 
     Returns:
-        The cells that were taken, and of those that the file has of other settings the first that differs.
+        The cells that were taken, and of the others that the file has why they were not.
 
     Raises:
         ArtifactError: it is no such file.
@@ -82,9 +82,11 @@ def take(cells: Sequence[PlannedCell], path: Path) -> tuple[list[PlannedCell], d
             continue
         own = results.filter(pc.equal(runs, cell.pipeline.run))
         other = difference(json.loads(own["settings"][0].as_py()), cell.pipeline.settings)
-        if other is None:
+        if is_there(cell.pipeline):
+            others[cell.cell.name] = "its run is here; it is collected when it ends"
+        elif other is None:
             write_results(cell.results, own.cast(_PLAIN).cast(SCHEMA), cell.pipeline.settings)
             taken.append(cell)
         else:
-            others[cell.cell.name] = other
+            others[cell.cell.name] = f"it was made with other settings than sweep.yaml has: {other}"
     return taken, others

@@ -27,6 +27,7 @@ from hacpo.settings import params
 _MADE = "# Made by `hacpo sweep {}` from sweep.yaml: change that, not this.\n"
 RESULTS, LOGS = ".results", ".logs"
 """Folders among a sweep's artifacts; no run can have such a name."""
+LOCK = ".sweep.lock"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +132,7 @@ def _check_links(folder: Path, cell: PlannedCell) -> None:
     check_way(cell.group, cell.pipeline.layout.root)
     check_way(cell.group, cell.results, is_file=True)
     check_way(cell.group, cell.log, is_file=True)
+    check_way(cell.group, cell.group / LOCK, is_file=True)
 
 
 def _params_text(cell: Cell, folder: Path, pipeline: Pipeline) -> str:

@@ -13,6 +13,7 @@ from hacpo.pipeline.sweeping.planned_cells import PlannedCell, strays
 from hacpo.pipeline.sweeping.sweep_file import SWEEP, SweepFile
 from hacpo.pipeline.sweeping.sweep_view import SweepView
 from hacpo.pipeline.sweeping.working import SweepWork
+from hacpo.pipeline.views.result_files import read_results
 
 
 @dataclass
@@ -35,6 +36,7 @@ class _Discards:
             if work.starts.needed_from(cell, work.waiting):
                 continue
             try:
+                read_results(cell.results, "remove it, and run the sweep again")  # or nothing would be left
                 discard(cell.pipeline)
             except BusyError:
                 continue  # somebody looks at it: it stays until the next time

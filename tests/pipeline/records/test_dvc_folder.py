@@ -38,6 +38,24 @@ def test_no_file_outside_is_written_through_dvcs_own(project: Path, cli: Cli, tm
     assert os.listdir(link.parent) == [name]
 
 
+def test_dvc_adds_no_lines_to_a_file_that_its_gitignore_leads_to(project: Path, cli: Cli, tmp_path: Path) -> None:
+    """It takes any folder for the repository's that git's settings name."""
+    victim = tmp_path / "settings.json"
+    victim.write_text("{}")
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    subprocess.run(["git", "config", "core.worktree", str(tmp_path)], check=True)
+    Path(".dvc/config").write_text("")
+    Path(".dvc/.gitignore").unlink(missing_ok=True)
+    Path(".dvc/.gitignore").symlink_to(victim)
+    for words in WRITERS:
+        result = cli(*words)
+        assert result.code == 4, (words, result)
+        assert ".dvc/.gitignore: is a link, and nothing of DVC's is written through one" in result.error
+    for words in (["status", RUN], ["audit", RUN]):
+        cli(*words)
+    assert victim.read_text() == "{}"
+
+
 @pytest.mark.parametrize("name", ["lock", "rwlock.lock"])
 def test_no_file_outside_is_written_under_another_name(project: Path, cli: Cli, tmp_path: Path, name: str) -> None:
     victim, here = tmp_path / "victim", Path(".dvc/tmp", name)

@@ -312,6 +312,23 @@ def test_plan_beside_a_run_brings_no_flag_back(cli: Cli, finished_copy: Path, mo
     assert flagged(finished_copy) == [step for step in [2] if step not in taken]
 
 
+def test_what_a_stage_of_the_users_has_made_stays_in_the_cache(cli: Cli, finished_copy: Path) -> None:
+    retain(finished_copy, "{cache: last}")
+    assert cli("run", RUN, "--jobs", 1).code == 0
+    objects = {}
+    for agent in ("ada", "bo"):
+        weights = finished_copy / f"artifacts/small/checkpoints/step=0002/agent={agent}/model.safetensors"
+        md5 = hashlib.md5(weights.read_bytes()).hexdigest()
+        objects[agent] = finished_copy / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
+        assert objects[agent].is_file()
+    Path("mine").mkdir()
+    named = f"{objects['ada'].parent.name}{objects['ada'].name}"
+    Path("mine/dvc.lock").write_text(f"stages:\n  make:\n    cmd: make\n    outs:\n    - {{path: w, md5: {named}}}\n")
+    retain(finished_copy, "{cache: none}")
+    assert cli("prune", RUN).code == 0
+    assert {agent: path.is_file() for agent, path in objects.items()} == {"ada": True, "bo": False}
+
+
 def test_what_a_commit_names_stays_in_the_cache(cli: Cli, finished_copy: Path) -> None:
     config = Path(".dvc/config")
     config.write_text(config.read_text().replace("    no_scm = true\n", ""))
